@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * bank.h: the SessionBank, tier 1: every prefix that was computed and still fits in RAM.
+ *
+ * A tree of page nodes (one tree for all conversations, so shared stems exist once) with entries in
+ * it: named points at which a prompt or a turn ended. Restoring takes references to whole pages and
+ * copies at most the common rows of one; no other KV bytes move.
+ *
+ * Owned by the engine thread; no locks. The bank holds references on its pages; a page that anybody
+ * else refers to as well is pinned and never evicted.
+ */
+#ifndef MX_BANK_H
+#define MX_BANK_H
+
+#include "kv/kv.h"
+
+typedef struct mx_bank mx_bank;
+typedef struct mx_bank_entry mx_bank_entry;
+
+typedef struct mx_bank_config {
+    size_t max_bytes;          /* budget for pages held by the bank, entries and index included */
+    uint32_t near_prefix_gap;  /* MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP */
+    bool lazy_snapshot;        /* MTPLX_SESSION_LAZY_SNAPSHOT */
+    bool settle_snapshot;      /* MTPLX_SESSION_SNAPSHOT_SETTLE */
+    uint32_t n_hidden;         /* floats in an entry's hidden vector */
+    double us_per_token;       /* recompute cost estimate used for eviction values */
+} mx_bank_config;
+
+typedef enum mx_restore_kind {
+    MX_RESTORE_NONE,
+    MX_RESTORE_EXACT_PREFIX, /* an entry ends inside or at the end of the prompt, and all of it is used */
+    MX_RESTORE_BOUNDARY,     /* recurrent models only */
+    MX_RESTORE_NEAR_PREFIX,  /* the entry is at most the gap longer than the common prefix */
+    MX_RESTORE_STEM          /* a shared beginning */
+} mx_restore_kind;
+const char *mx_restore_kind_name(mx_restore_kind k); /* "exact_prefix", ... */
+
+typedef enum mx_entry_kind { MX_ENTRY_PROMPT, MX_ENTRY_TURN } mx_entry_kind;
+
+typedef struct mx_bank_match {
+    size_t n_tokens;        /* reused: the longest common prefix with anything in the tree */
+    size_t n_full_pages;
+    mx_restore_kind kind;
+    const float *hidden;    /* [n_hidden] of an entry that ends exactly at n_prompt, else NULL */
+    /* For the response: the longest stored continuation that diverged, where and with what. */
+    bool diverged;          /* something stored goes on behind n_tokens with another token */
+    int32_t stored_token;   /* that token, when diverged */
+} mx_bank_match;
+
+typedef struct mx_bank_stats {
+    size_t bytes, n_pages, n_entries;
+    uint64_t evicted_pages, evicted_entries, refused_entries;
+} mx_bank_stats;
+
+mx_err mx_bank_create(mx_bank **out, mx_kv_pool *pool, const mx_bank_config *cfg, mx_errbuf *eb);
+void mx_bank_destroy(mx_bank *b);
+
+/* Puts the sealed pages of a sequence into the tree (those that are not there yet), so that anyone
+ * can share them. A page whose tokens are already stored under the same parent stays private to its
+ * sequence. Called chunk by chunk during a prefill. */
+mx_err mx_bank_insert_pages(mx_bank *b, const mx_seq *seq);
+
+/* snapshot_cache: records an entry at the end of seq (references only; with lazy_snapshot off the
+ * tail rows are copied at once). hidden: [n_hidden] or NULL. An entry at the same point is refreshed.
+ * MX_E_FULL = does not fit the budget (nothing stored). */
+mx_err mx_bank_snapshot_cache(mx_bank *b, const mx_seq *seq, mx_entry_kind kind, const float *hidden,
+                              mx_errbuf *eb);
+
+/* What restore would find, without touching anything. root names the model and the isolation. */
+void mx_bank_lookup(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
+                    mx_bank_match *out);
+
+/* restore_cache: fills an empty, initialised seq (its root is used) with the longest common prefix
+ * of tokens[0..n-1], at most max_tokens of it. O(pages), no KV bytes move but the rows of the one
+ * page that differs. MX_E_FULL when the page for those rows cannot be had: then the whole pages
+ * alone were restored and *out says so. */
+mx_err mx_bank_restore_cache(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n,
+                             size_t max_tokens, mx_bank_match *out);
+
+/* Frees pages leaf first, cheapest value first, until the pool can hand out n_pages or nothing more
+ * can go. Returns how many pages became free. */
+size_t mx_bank_evict(mx_bank *b, size_t n_pages);
+/* Brings the bank under its budget. */
+void mx_bank_trim(mx_bank *b);
+/* Drops everything that is not pinned by somebody else. */
+void mx_bank_clear(mx_bank *b);
+
+/* Idle work (settling); true when something was done and more may be left. */
+bool mx_bank_idle(mx_bank *b);
+
+void mx_bank_get_stats(const mx_bank *b, mx_bank_stats *out);
+void mx_bank_check(const mx_bank *b); /* invariant walker, debug builds */
+
+/* The two checks of the original's vocabulary. An entry's identity is compatible when it was made
+ * under the same root; the policy uses committed history when sampled tokens stay authoritative. */
+bool mx_restore_identity_compatible(const mx_hash256 *entry_root, const mx_hash256 *request_root);
+bool mx_policy_uses_committed_history(bool canonical_prompts);
+
+#endif

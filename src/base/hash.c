@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Hashes from libraries: libcrypto uses the SHA instructions where the CPU has them, xxhash is
+ * compiled inline. The low-level SHA256() of libcrypto is the one that neither allocates nor fails.
+ */
+#include "base/hash.h"
+
+#include <openssl/evp.h>
+#include <openssl/sha.h>
+#define XXH_INLINE_ALL
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#include <xxhash.h>
+#pragma GCC diagnostic pop
+
+void mx_sha256_init(mx_sha256 *h)
+{
+    h->ctx = EVP_MD_CTX_new();
+    h->failed = h->ctx == NULL || EVP_DigestInit_ex(h->ctx, EVP_sha256(), NULL) != 1;
+}
+
+void mx_sha256_update(mx_sha256 *h, const void *bytes, size_t n)
+{
+    if (!h->failed && n > 0) {
+        h->failed = EVP_DigestUpdate(h->ctx, bytes, n) != 1;
+    }
+}
+
+bool mx_sha256_finish(mx_sha256 *h, mx_hash256 *out)
+{
+    if (!h->failed) {
+        h->failed = EVP_DigestFinal_ex(h->ctx, out->b, NULL) != 1;
+    }
+    EVP_MD_CTX_free(h->ctx);
+    h->ctx = NULL;
+    return !h->failed;
+}
+
+mx_hash256 mx_sha256_of(const void *bytes, size_t n)
+{
+    mx_hash256 out;
+    SHA256(bytes, n, out.b);
+    return out;
+}
+
+mx_hash128 mx_xxh3_128(const void *bytes, size_t n)
+{
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, n));
+    mx_hash128 out;
+    memcpy(out.b, canonical.digest, sizeof out.b);
+    return out;
+}
+
+void mx_hash256_hex(const mx_hash256 *h, char out[65])
+{
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < 32; i++) {
+        out[2 * i] = digits[h->b[i] >> 4];
+        out[2 * i + 1] = digits[h->b[i] & 15];
+    }
+    out[64] = '\0';
+}
+
+static int hex_value(char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    if (c >= 'a' && c <= 'f') {
+        return c - 'a' + 10;
+    }
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+bool mx_hash256_from_hex(mx_hash256 *h, const char *hex, size_t len)
+{
+    if (len != 64) {
+        return false;
+    }
+    for (size_t i = 0; i < 32; i++) {
+        int hi = hex_value(hex[2 * i]), lo = hex_value(hex[2 * i + 1]);
+        if (hi < 0 || lo < 0) {
+            return false;
+        }
+        h->b[i] = (uint8_t)(hi << 4 | lo);
+    }
+    return true;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cold.h: the cold tier, tier 2: the same pages as files, found again after a restart.
+ *
+ * The layout on disk is docs/file-format.md. Two threads of its own: one writer (bounded queue in
+ * bytes, order of durability pages -> manifest) and one reader. The engine thread never waits for
+ * the folder: it hands over jobs and polls for completions. Whatever goes wrong with the folder
+ * degrades the tier to "off for now" with one warning and a counter, never the server.
+ *
+ * Ownership: a job struct belongs to the caller before submit and after it is polled back, to the
+ * cold tier in between, together with the page payloads it names (the caller holds references on
+ * the pages for that time and drops them on the engine thread after the poll).
+ */
+#ifndef MX_COLD_H
+#define MX_COLD_H
+
+#include "kv/kv.h"
+
+typedef struct mx_cold mx_cold;
+
+typedef enum mx_cold_mode { MX_COLD_OFF, MX_COLD_ON, MX_COLD_WRITE_ONLY } mx_cold_mode;
+
+typedef struct mx_cold_config {
+    mx_cold_mode mode;
+    const char *dir;            /* e.g. ~/.mtplx/session_cache, already expanded; made when absent */
+    uint64_t max_bytes;         /* folder limit; 0 = default (a tenth of the free space, <= 32 GiB) */
+    size_t queue_bytes;         /* write queue bound; 0 = default 512 MiB */
+    mx_hash256 root;            /* of this model and settings, no isolation salt */
+    const char *model_json;     /* content of model.json, for people */
+    void (*wake)(void *arg);    /* called from cold's threads when something can be polled; may be NULL */
+    void *wake_arg;
+} mx_cold_config;
+
+/* Starts the threads. A folder that cannot be used is not an error: the tier is degraded and says
+ * so in the log. Errors: no memory, no thread, mode OFF (MX_E_INVALID: do not open it at all). */
+mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_config *cfg, mx_errbuf *eb);
+/* Stops without flushing what is still queued; call mx_cold_flush first. */
+void mx_cold_close(mx_cold *c);
+
+/* ---- jobs ------------------------------------------------------------------------------------- */
+
+typedef enum mx_cold_job_kind { MX_COLD_PROBE, MX_COLD_READ, MX_COLD_WRITE_PAGE, MX_COLD_WRITE_SESSION } mx_cold_job_kind;
+
+typedef struct mx_cold_job mx_cold_job;
+struct mx_cold_job {
+    mx_cold_job_kind kind;
+    void *user;               /* the caller's */
+    mx_err status;            /* when polled back: MX_OK, or why not */
+    mx_cold_job *next;        /* cold's queue link */
+
+    /* All kinds: where in which chain. */
+    mx_hash256 root;          /* includes the isolation salt */
+    mx_hash256 parent_id;     /* identity of the page before first_page; = root when first_page is 0 */
+    uint64_t first_page;
+
+    /* PROBE and READ: the prompt from position first_page * 64 on (borrowed until polled). */
+    const int32_t *tokens;
+    size_t n_tokens;
+
+    /* PROBE out: what a READ would give, decided without reading a payload. */
+    size_t n_full;            /* whole pages that follow parent_id and match the tokens */
+    mx_hash256 tail_id;       /* the stored page with the longest common prefix behind them */
+    uint32_t tail_file_rows;  /* rows stored in it (64 for a full page); 0 = none */
+    uint32_t tail_rows;       /* rows of it that match the tokens: 1..64; 0 = none */
+    uint64_t read_bytes;      /* payload bytes a READ would touch */
+
+    /* READ in: payloads to fill, n_full + (tail_rows > 0). A READ carries over what PROBE filled in.
+     * Of the tail page only rows 0..tail_rows-1 are filled. READ out: n_read pages from the front
+     * are verified (checksum, identity, tokens); the tail counts as the last one. Bad files were
+     * quarantined; the caller continues with what it got. */
+    uint8_t **payloads;
+    size_t n_read;
+    uint64_t elapsed_us;
+
+    /* WRITE_PAGE in: the page's bytes and tokens. n_rows < 64 = compact partial page. The payload
+     * is borrowed until polled back. `tokens`/n_tokens = the page's own tokens. */
+    const uint8_t *payload;
+    mx_hash256 page_id;
+
+    /* WRITE_SESSION in: the manifest. All page identities of the chain in order (owned by the
+     * caller until polled), tokens in the last one, and what kind of point it is. */
+    const mx_hash256 *page_ids;
+    size_t n_pages;
+    size_t n_session_tokens;
+    uint32_t entry_kind;      /* 0 prompt, 1 turn */
+    mx_hash256 session_id;    /* names the file: chain identity of the conversation's first page */
+};
+
+/* Hands a job over. MX_E_FULL: the write queue has no room (nothing queued; the caller may retry
+ * later or drop it). MX_E_UNSUPPORTED: the mode does not do that (reading in write-only). */
+mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job);
+
+/* The next finished job of any kind, or NULL. Never blocks. */
+mx_cold_job *mx_cold_poll(mx_cold *c);
+
+/* Is this page known to be durable in the folder (written by us or seen)? RAM only, a hint. */
+bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id);
+
+/* Waits until everything queued is durable or the deadline passes. True = all flushed. */
+bool mx_cold_flush(mx_cold *c, uint64_t timeout_us);
+
+typedef struct mx_cold_stats {
+    bool is_degraded;
+    char degraded_reason[160];
+    uint64_t files, bytes;
+    uint64_t pages_written, bytes_written, sessions_written, write_failures, dropped_full;
+    uint64_t pages_read, bytes_read, quarantined;
+    uint64_t queued_jobs, queued_bytes;
+    double read_bytes_per_us;  /* measured; 0 = not yet */
+} mx_cold_stats;
+void mx_cold_get_stats(mx_cold *c, mx_cold_stats *out); /* any thread */
+
+/* ---- without a server -------------------------------------------------------------------------- */
+
+/* Removes everything below dir that belongs to the cache (`mtplx cache rm --all`); refuses a folder
+ * that does not look like one. *n_files, *n_bytes: what was removed. */
+mx_err mx_cold_remove_all(const char *dir, uint64_t *n_files, uint64_t *n_bytes, mx_errbuf *eb);
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kern.h: the arithmetic of the forward pass, one table of functions per CPU level.
+ *
+ * The order of every operation is fixed by docs/numerics.md. All levels give the same bits, for any
+ * number of rows in a call, any split of the rows or panels over calls and threads. The portable
+ * level is the reference; mx_kern_get hands out the best level that the CPU has.
+ *
+ * Functions here do not allocate, lock or fail; they may run on several threads at once as long as
+ * the outputs do not overlap. Callers run on threads prepared with mx_kern_thread_init.
+ */
+#ifndef MX_KERN_H
+#define MX_KERN_H
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "base/qtype.h"
+
+enum {
+    MX_PAGE_TOKENS = 64, /* tokens in a KV page; also the attention step */
+    MX_PANEL_ROWS = 16,  /* weight rows that are computed together, one lane each */
+    MX_SUB_BLOCK = 32,   /* most products in one integer sum */
+    MX_ACT_BLOCK = 256,  /* activations that share one scale; the last block of a row may be short */
+};
+
+typedef enum mx_cpu_level { MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON } mx_cpu_level;
+
+typedef enum mx_kv_type { MX_KV_F16, MX_KV_F32 } mx_kv_type;
+
+/* ---- weights ---------------------------------------------------------------------------------- */
+
+/* A matrix of n_rows outputs by n_cols inputs, repacked into panels of MX_PANEL_ROWS rows. The last
+ * panel is padded with zero rows. Immutable after mx_wmat_repack; shared by all threads. */
+typedef struct mx_wmat {
+    mx_qtype type;
+    uint32_t n_rows;
+    uint32_t n_cols;
+    uint32_t n_panels;
+    size_t panel_bytes;
+    uint8_t *panels; /* [n_panels][panel_bytes], 64-byte aligned, owned by whoever allocated it */
+} mx_wmat;
+
+/* Bytes that the repacked form needs; 0 when the shape cannot be (n_cols not a multiple of the
+ * type's block, a dimension of 0, overflow). */
+size_t mx_wmat_bytes(mx_qtype type, uint32_t n_rows, uint32_t n_cols);
+
+/* Fills *w from rows as stored in the file (n_rows x n_cols / block x block_bytes); `memory` is
+ * 64-byte aligned, mx_wmat_bytes long and stays the caller's to free. */
+void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
+                    const uint8_t *file_rows, void *memory);
+
+/* Portable reference: n elements (a multiple of the type's block) of file bytes to f32. */
+void mx_dequantize(mx_qtype type, const uint8_t *bytes, size_t n, float *out);
+
+/* ---- activations ------------------------------------------------------------------------------ */
+
+/* Rows of activations as 16-bit integers with one f32 scale per MX_ACT_BLOCK inputs, plus what the
+ * kernels need beside them (sums per sub-block for types with a minimum; the f32 row itself for
+ * F32/F16/BF16 matrices). Layout inside is the kernels' business. */
+typedef struct mx_act {
+    uint32_t max_rows;
+    uint32_t n_cols;
+    uint32_t q_stride;   /* elements between rows of q: n_cols rounded up to MX_SUB_BLOCK */
+    uint32_t n_blocks;   /* scales per row */
+    uint32_t n_sums;     /* sums per row: one per 16 inputs */
+    int16_t *q;          /* [max_rows][q_stride] */
+    float *scale;        /* [max_rows][n_blocks] */
+    float *sum;          /* [max_rows][n_sums], exact integers */
+    float *x;            /* [max_rows][n_cols] the unquantised row */
+} mx_act;
+
+size_t mx_act_bytes(uint32_t max_rows, uint32_t n_cols);
+/* Points *a into memory (64-byte aligned, mx_act_bytes long, zeroed by the caller once). */
+void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory);
+
+/* ---- RoPE ------------------------------------------------------------------------------------- */
+
+typedef enum mx_rope_pairing { MX_ROPE_NORM, MX_ROPE_NEOX } mx_rope_pairing;
+
+typedef struct mx_rope_params {
+    mx_rope_pairing pairing;
+    uint32_t n_rot;      /* rotated dimensions, even, <= head_dim */
+    double freq_base;
+    double scale_factor; /* linear scaling: theta / factor; 1 = none */
+    bool is_yarn;        /* then scale_factor is yarn's and these four count */
+    double yarn_orig_ctx, yarn_beta_fast, yarn_beta_slow, yarn_attn_factor;
+    const float *factors; /* [n_rot / 2] or NULL: theta_j / factors[j] (llama-3) */
+} mx_rope_params;
+
+/* Fills cos_sin for positions 0..n_pos-1. Own sine, cosine and power in double: no libm. */
+void mx_rope_table(const mx_rope_params *p, uint32_t n_pos, float *cos_sin /* [n_pos][n_rot/2][2] */);
+
+/* ---- attention over pages --------------------------------------------------------------------- */
+
+/* One KV head of one layer in one page: K transposed so that a lane is a token, V by rows.
+ *   K tile [head_dim][MX_PAGE_TOKENS]     V tile [MX_PAGE_TOKENS][head_dim]
+ * f16 (IEEE half) by default, f32 as the reference option. */
+MX_INLINE size_t mx_kv_tile_bytes(mx_kv_type type, uint32_t head_dim)
+{
+    return (size_t)head_dim * MX_PAGE_TOKENS * (type == MX_KV_F16 ? 2 : 4);
+}
+
+typedef struct mx_attn_args {
+    mx_kv_type kv_type;
+    uint32_t head_dim;
+    uint32_t n_queries;            /* query rows: heads of the group x tokens, in any order */
+    const float *const *q;         /* [n_queries] -> [head_dim], already rotated */
+    float *const *out;             /* [n_queries] -> [head_dim] */
+    const uint32_t *n_valid;       /* [n_queries] the query sees rows first_valid..n_valid-1 */
+    const uint32_t *first_valid;   /* [n_queries] or NULL = 0 (sliding window) */
+    const uint8_t *const *k_tiles; /* [pages of this sequence] */
+    const uint8_t *const *v_tiles;
+    float scale;                   /* applied to the scores */
+    float *scratch;                /* mx_kern.attn_scratch_floats(head_dim, n_queries) */
+} mx_attn_args;
+
+/* ---- the table -------------------------------------------------------------------------------- */
+
+typedef struct mx_kern {
+    mx_cpu_level level;
+    const char *name; /* "portable", "avx2", ... */
+
+    /* y = x * w / sqrt(mean(x^2) + eps), n elements. */
+    void (*rmsnorm)(float *y, const float *x, const float *w, uint32_t n, float eps);
+
+    /* Quantises rows row0..row1-1 of a from x (x[0] is row row0, ldx floats between rows). Returns
+     * false when a value is an infinity or a NaN. */
+    bool (*act_quantize)(mx_act *a, const float *x, size_t ldx, uint32_t row0, uint32_t row1);
+
+    /* y[r][16 * panel + lane] = row . weights for rows 0..n_rows-1 of a and panels panel0..panel1-1;
+     * padding lanes of the last panel are not written. scratch: mx_kern_matmul_scratch(w) bytes,
+     * one per thread, 64-byte aligned. */
+    void (*matmul)(const mx_wmat *w, const mx_act *a, uint32_t n_rows, float *y, size_t ldy,
+                   uint32_t panel0, uint32_t panel1, void *scratch);
+
+    /* out[0..n_cols-1] = row `row` of w, dequantised as mx_dequantize would. */
+    void (*wmat_row)(const mx_wmat *w, uint32_t row, float *out);
+
+    /* Rotates n_heads heads of head_dim in place with one position's table row. */
+    void (*rope)(float *x, uint32_t n_heads, uint32_t head_dim, const mx_rope_params *p,
+                 const float *cos_sin_row);
+
+    /* Writes token row `slot` (0..MX_PAGE_TOKENS-1) of a K and a V tile. Returns false when a value
+     * is not finite as stored. */
+    bool (*kv_store)(mx_kv_type type, uint8_t *k_tile, uint8_t *v_tile, uint32_t head_dim,
+                     uint32_t slot, const float *k, const float *v);
+
+    /* Causal attention of some query rows of one KV head. */
+    void (*attention)(const mx_attn_args *args);
+    size_t (*attn_scratch_floats)(uint32_t head_dim, uint32_t n_queries);
+
+    void (*silu_mul)(float *y, const float *gate, const float *up, size_t n); /* y = silu(gate)*up */
+    void (*add)(float *y, const float *x, size_t n);                         /* y += x */
+    bool (*all_finite)(const float *x, size_t n);
+} mx_kern;
+
+/* The best level the CPU (and OS) has, at most `max_level`. The AVX-512 and NEON levels may be
+ * absent from a build; then the next lower one is returned. Never NULL. */
+const mx_kern *mx_kern_get(mx_cpu_level max_level);
+mx_cpu_level mx_cpu_best(void);
+const char *mx_cpu_level_name(mx_cpu_level level);
+bool mx_cpu_level_from_name(const char *name, mx_cpu_level *out);
+
+/* Scratch of one matmul call on any level. */
+size_t mx_kern_matmul_scratch(const mx_wmat *w);
+
+/* Sets the floating-point control word of the calling thread (MXCSR 0x1F80 / FPCR 0). */
+void mx_kern_thread_init(void);
+
+/* The name of the numerics and the hash of a self-test run through `k`; equal on all levels. Takes
+ * a few milliseconds. */
+#define MX_NUMERICS_NAME "mx1-a16"
+mx_hash256 mx_kern_numerics_id(const mx_kern *k);
+
+#endif

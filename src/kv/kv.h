@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kv.h: KV pages and sequences, the one unit of both tiers.
+ *
+ * A page holds the keys and values of MX_PAGE_TOKENS consecutive tokens for all layers:
+ * [layer][kv_head][K tile | V tile], a multiple of 4 KiB. Its bytes in RAM are its bytes on disk.
+ * A full page is sealed: immutable, reference-counted, shared. Of a partial page the rows below any
+ * holder's count are immutable, rows above are invisible to it, and exactly one sequence (the
+ * appender) may write the next row; every other fork copies the rows it needs into a page of its own.
+ *
+ * Ownership and threads: pool, pages and sequences belong to the engine thread. Other threads may
+ * read the payload rows (and the constant fields) of a page on which a reference is held for them,
+ * and the compute pool writes rows on the engine's behalf. Reference counts are changed on the
+ * engine thread only.
+ */
+#ifndef MX_KV_H
+#define MX_KV_H
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "kernels/kern.h"
+
+typedef struct mx_kv_shape {
+    uint32_t n_layers;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    mx_kv_type type;
+} mx_kv_shape;
+
+/* Payload bytes of a page: a multiple of 4096. 0 when the shape is impossible. */
+size_t mx_kv_page_bytes(const mx_kv_shape *s);
+/* Payload bytes of n_rows rows compacted per tile, as a partial page is stored on disk. */
+size_t mx_kv_rows_bytes(const mx_kv_shape *s, uint32_t n_rows);
+
+typedef struct mx_page mx_page;
+struct mx_page {
+    uint8_t *payload;   /* page_bytes, 4096-byte aligned */
+    uint32_t refs;      /* engine thread only */
+    uint32_t n_rows;    /* rows written and committed, 0..MX_PAGE_TOKENS; 64 = sealed */
+    bool has_appender;  /* some sequence may still write row n_rows */
+    mx_page *parent;    /* the page before it (a reference is held), NULL for the first */
+    uint64_t index;     /* 0-based page number in its chain: first position = index * 64 */
+    mx_hash256 id;      /* identity; valid once sealed, see mx_page_identity */
+    int32_t tokens[MX_PAGE_TOKENS]; /* [0..n_rows-1] valid */
+    void *owner;        /* the bank's node for this page, or NULL */
+    mx_page *next_free; /* pool */
+};
+
+/* ---- pool ------------------------------------------------------------------------------------- */
+
+typedef struct mx_kv_pool mx_kv_pool;
+
+/* Reserves address space for max_pages; memory is committed and pre-faulted slab by slab. */
+mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages, mx_errbuf *eb);
+void mx_kv_pool_destroy(mx_kv_pool *p); /* all pages must have been released: asserted */
+const mx_kv_shape *mx_kv_pool_shape(const mx_kv_pool *p);
+size_t mx_kv_pool_page_bytes(const mx_kv_pool *p);
+size_t mx_kv_pool_max(const mx_kv_pool *p);
+size_t mx_kv_pool_used(const mx_kv_pool *p);
+
+/* A zeroed page with one reference, no parent; NULL when the pool is exhausted. */
+mx_page *mx_page_alloc(mx_kv_pool *p);
+mx_page *mx_page_ref(mx_page *page); /* returns page */
+/* Drops a reference; the last one drops the parent's (iteratively) and recycles the memory. */
+void mx_page_unref(mx_kv_pool *p, mx_page *page); /* NULL is allowed */
+
+/* Tiles of one layer and head inside a payload. */
+uint8_t *mx_page_k_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, uint32_t head);
+uint8_t *mx_page_v_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, uint32_t head);
+
+/* Copies rows 0..n_rows-1 of all tiles; the rest of dst stays as it is. */
+void mx_page_copy_rows(const mx_kv_shape *s, uint8_t *dst, const uint8_t *src, uint32_t n_rows);
+/* To and from the compact form of a partial page (mx_kv_rows_bytes long). */
+void mx_page_pack_rows(const mx_kv_shape *s, uint8_t *out, const uint8_t *payload, uint32_t n_rows);
+void mx_page_unpack_rows(const mx_kv_shape *s, uint8_t *payload, const uint8_t *in, uint32_t n_rows);
+
+/* SHA-256 over (domain tag, root, parent identity, layer group 0, n_tokens, token ids). parent_id is
+ * the root itself for the first page. This is the name of a page on disk. */
+mx_hash256 mx_page_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
+                            const int32_t *tokens, uint32_t n_tokens);
+
+/* ---- sequences -------------------------------------------------------------------------------- */
+
+/* A chain of pages and how many tokens of it are ours. One owner, the engine thread. */
+typedef struct mx_seq {
+    mx_kv_pool *pool;
+    mx_hash256 root;
+    mx_page **pages;     /* [n_pages], one reference each */
+    size_t n_pages;
+    size_t pages_cap;
+    size_t n_tokens;     /* committed tokens */
+    size_t n_reserved;   /* tokens for which writable rows exist beyond n_tokens (uncommitted) */
+} mx_seq;
+
+void mx_seq_init(mx_seq *s, mx_kv_pool *pool, const mx_hash256 *root);
+void mx_seq_free(mx_seq *s); /* drops all references; safe on a zeroed struct */
+
+/* Makes rows for n_new tokens behind n_tokens writable: takes the append right of the last page or
+ * copies its rows, allocates pages. MX_E_FULL (nothing changed but what was already reserved) when
+ * the pool is exhausted. */
+mx_err mx_seq_reserve(mx_seq *s, size_t n_new);
+/* The n_new tokens' rows have been written: they become part of the sequence; full pages are sealed
+ * and get their identity. n_new <= reserved. */
+void mx_seq_commit(mx_seq *s, const int32_t *tokens, size_t n_new);
+/* Forgets reserved, uncommitted rows and returns pages that hold nothing else. */
+void mx_seq_rollback(mx_seq *s);
+/* Shortens to n_tokens (a fork of the last page happens at the next reserve). */
+void mx_seq_cut(mx_seq *s, size_t n_tokens);
+/* Adds a page that continues the chain (parent and index already right); takes over the caller's
+ * reference. n_rows of it become part of the sequence; only the last page may be partial. */
+mx_err mx_seq_push_page(mx_seq *s, mx_page *page, uint32_t n_rows) MX_MUST_CHECK;
+
+/* Full invariant walk; aborts with a message on a violation. Compiled in debug builds, a no-op in
+ * release builds. */
+void mx_seq_check(const mx_seq *s);
+void mx_kv_pool_check(const mx_kv_pool *p);
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * engine.h: the engine: one thread that owns the model's forward pass, the KV pages, the sequences,
+ * the SessionBank and the schedule.
+ *
+ * A request is declarative: it brings the whole token list it wants; the engine decides what to
+ * reuse. Requests are created and read by other threads: fields above the line in mx_request are
+ * set before submit and constant afterwards; everything that changes is behind functions.
+ *
+ * Continuous batching: the decode rows of all running sequences ride in the same pass as a prefill
+ * chunk. What else is running never changes a sequence's bits.
+ */
+#ifndef MX_ENGINE_H
+#define MX_ENGINE_H
+
+#include "bank/bank.h"
+#include "base/buf.h"
+#include "cold/cold.h"
+#include "model/model.h"
+#include "model/sampler.h"
+
+typedef struct mx_engine mx_engine;
+typedef struct mx_request mx_request;
+
+typedef enum mx_ssd_restore { MX_SSD_RESTORE_AUTO, MX_SSD_RESTORE_ALWAYS } mx_ssd_restore;
+
+typedef struct mx_engine_config {
+    mx_model *model;          /* borrowed */
+    size_t kv_budget_bytes;   /* pages in use and in the bank together */
+    size_t max_running;       /* sequences decoded together; 0 = 16 */
+    size_t max_queued;        /* requests waiting; beyond: MX_E_FULL; 0 = 256 */
+    uint32_t prefill_chunk;   /* tokens per prefill pass; 0 = 512 */
+    mx_bank_config bank;      /* max_bytes 0 = all of the budget but what requests need */
+    const char *cold_dir;     /* used when cold_mode is not OFF */
+    mx_cold_mode cold_mode;
+    uint64_t cold_max_bytes;
+    uint32_t cold_min_tokens; /* --ssd-session-cache-min-tokens */
+    mx_ssd_restore ssd_restore;
+} mx_engine_config;
+
+/* Starts the engine thread. */
+mx_err mx_engine_start(mx_engine **out, const mx_engine_config *cfg, mx_errbuf *eb);
+/* Stops taking requests, gives running ones drain_us to end, cancels the rest, flushes the cold tier
+ * for at most flush_us (logs "shutdown: SSD session cache flushed" when that succeeded), joins. */
+void mx_engine_stop(mx_engine *e, uint64_t drain_us, uint64_t flush_us);
+
+/* ---- requests --------------------------------------------------------------------------------- */
+
+typedef enum mx_cache_policy {
+    MX_CACHE_USE,      /* read and store */
+    MX_CACHE_NO_STORE, /* read, store nothing */
+    MX_CACHE_OFF       /* neither */
+} mx_cache_policy;
+
+typedef enum mx_finish {
+    MX_FINISH_NONE, MX_FINISH_STOP, MX_FINISH_LENGTH, MX_FINISH_CANCELLED, MX_FINISH_ERROR
+} mx_finish;
+
+typedef enum mx_cache_mode { MX_MODE_COLD, MX_MODE_WARM_PREFIX, MX_MODE_SSD } mx_cache_mode;
+
+typedef struct mx_request_params {
+    const int32_t *prompt;     /* copied; at least one token */
+    size_t n_prompt;
+    uint32_t max_tokens;       /* generated at most; UINT32_MAX = rest of the context; 0 = prefill only */
+    mx_sampling sampling;      /* bias copied */
+    const mx_str *stops;       /* copied; empty ones are ignored */
+    size_t n_stops;
+    bool ignore_eos;
+    mx_cache_policy cache;
+    const mx_hash256 *salt;    /* isolation, or NULL; copied */
+    char id[48];               /* for log lines */
+    /* Called by the engine thread when output became available or the request ended. Must not block
+     * and must not call back into the engine. */
+    void (*wake)(void *arg);
+    void *wake_arg;
+} mx_request_params;
+
+/* One reference for the caller. MX_E_INVALID when the prompt can never fit (text has the numbers). */
+mx_err mx_request_create(mx_request **out, mx_engine *e, const mx_request_params *p, mx_errbuf *eb);
+mx_request *mx_request_ref(mx_request *r);
+void mx_request_unref(mx_request *r); /* any thread */
+
+/* MX_E_FULL when the queue is full, MX_E_CANCELLED when the engine is stopping. */
+mx_err mx_engine_submit(mx_engine *e, mx_request *r, mx_errbuf *eb);
+/* Asks to stop: the work ends within 100 ms, finished chunks stay in the bank. Any thread. */
+void mx_request_cancel(mx_request *r);
+
+/* Output. Text events carry whole UTF-8 sequences that no stop string can still take back. */
+typedef struct mx_token_event {
+    mx_sample sample;
+    uint32_t text_begin, text_end; /* this token's bytes within the event's `pieces` */
+} mx_token_event;
+
+typedef struct mx_output {
+    mx_buf text;             /* new text since the last read (well-formed UTF-8) */
+    mx_token_event *tokens;  /* new logprob items, when asked for; [n_tokens] */
+    size_t n_tokens, tokens_cap;
+    mx_buf pieces;           /* raw bytes of those tokens */
+    mx_finish finish;        /* NONE while running; set once everything was read */
+    mx_err error;            /* when finish is ERROR: MX_E_NONFINITE, MX_E_NOMEM, ... */
+    char error_text[256];
+} mx_output;
+
+/* Moves what is available into *out (its buffers are cleared first and reused). One reader. Reading
+ * makes room: a sequence whose reader is slow is paused when 64 KiB wait, others go on. */
+void mx_request_read(mx_request *r, mx_output *out);
+void mx_output_free(mx_output *o);
+
+/* What happened to the prompt. Valid once has_started (prefill finished) is true. */
+typedef struct mx_request_stats {
+    bool has_started;
+    mx_cache_mode cache_mode;
+    mx_restore_kind restore;
+    size_t n_prompt, n_ram, n_ssd, n_computed; /* prompt tokens by source; sum = n_prompt */
+    size_t n_generated;
+    uint64_t queue_us, restore_us, prefill_us, decode_us;
+    bool diverged;            /* something stored went on differently behind the match */
+    size_t diverged_at;       /* the first differing token index */
+    const char *miss_reason;  /* NULL, or "no_entry", "diverged_at", "cache_off", "not_worth_reading",
+                                 "evicted" ... : why less than the whole prompt was reused */
+} mx_request_stats;
+void mx_request_get_stats(mx_request *r, mx_request_stats *out); /* any thread */
+
+/* ---- looking in ------------------------------------------------------------------------------- */
+
+typedef struct mx_engine_stats {
+    size_t n_running, n_queued;
+    size_t kv_pages_used, kv_pages_max, kv_page_bytes;
+    mx_bank_stats bank;
+    bool has_cold;
+    mx_cold_stats cold;
+    uint64_t n_requests, n_prompt_tokens, n_ram_tokens, n_ssd_tokens, n_generated_tokens;
+} mx_engine_stats;
+void mx_engine_get_stats(mx_engine *e, mx_engine_stats *out); /* any thread; a recent snapshot */
+
+/* Largest number of tokens one sequence may have (context and KV budget). */
+size_t mx_engine_max_tokens(const mx_engine *e);
+
+#endif
