@@ -4,7 +4,11 @@
  *
  * The file is untrusted: every count and offset is checked against the bytes that remain before it
  * is used. A file cut short by somebody else while it is mapped gives a load error, not a crash
- * (mx_gguf_guard). Opened and used by one thread at a time.
+ * (mx_gguf_guard). Opened and closed by one thread; in between any thread may read.
+ *
+ * Metadata, names and everything returned as mx_str lie in a private copy of the header and are
+ * sound whatever happens to the file. Only tensor data and mx_gguf_bytes are the mapping itself:
+ * read them inside mx_gguf_guard.
  */
 #ifndef MX_GGUF_H
 #define MX_GGUF_H
@@ -57,10 +61,13 @@ mx_err mx_gguf_array_f32s(const mx_gguf *g, const char *key, size_t n, float *ou
 size_t mx_gguf_n_keys(const mx_gguf *g);
 mx_str mx_gguf_key_at(const mx_gguf *g, size_t i);
 
-/* Runs fn(arg) with a guard: when the mapping faults (the file was cut short under us) the call
- * returns MX_E_IO instead of ending the process. fn must not allocate or lock while it reads tensor
- * data. Not reentrant; one guard at a time in the process. */
-mx_err mx_gguf_guard(const mx_gguf *g, mx_err (*fn)(void *arg, mx_errbuf *eb), void *arg, mx_errbuf *eb);
+/* Runs fn(arg) with a guard: when the calling thread faults in the mapping (the file was cut short
+ * under us) the call returns MX_E_IO instead of ending the process, and so it does when the file's
+ * size or time is no longer that of open. fn must not allocate or lock while it reads tensor data.
+ * The guard covers the calling thread only: work spread over a pool calls it on each worker. It
+ * cannot be nested. */
+mx_err mx_gguf_guard(const mx_gguf *g, mx_err (*fn)(void *arg, mx_errbuf *eb), void *arg,
+                     mx_errbuf *eb);
 
 /* Tells the kernel that the pages of this tensor are no longer needed. */
 void mx_gguf_drop(const mx_gguf *g, const mx_gguf_tensor *t);
