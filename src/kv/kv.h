@@ -59,7 +59,7 @@ size_t mx_kv_pool_page_bytes(const mx_kv_pool *p);
 size_t mx_kv_pool_max(const mx_kv_pool *p);
 size_t mx_kv_pool_used(const mx_kv_pool *p);
 
-/* A zeroed page with one reference, no parent; NULL when the pool is exhausted. */
+/* A zeroed page (payload and fields) with one reference, no parent; NULL when the pool is exhausted. */
 mx_page *mx_page_alloc(mx_kv_pool *p);
 mx_page *mx_page_ref(mx_page *page); /* returns page */
 /* Drops a reference; the last one drops the parent's (iteratively) and recycles the memory. */
