@@ -9,9 +9,11 @@
  * appender) may write the next row; every other fork copies the rows it needs into a page of its own.
  *
  * Ownership and threads: pool, pages and sequences belong to the engine thread. Other threads may
- * read the payload rows (and the constant fields) of a page on which a reference is held for them,
- * and the compute pool writes rows on the engine's behalf. Reference counts are changed on the
- * engine thread only.
+ * read committed payload rows, their tokens, and index of a page on which a reference is held for
+ * them (id, too, once the page is sealed); the compute pool writes reserved rows on the engine's
+ * behalf. Everything else in a page, reference counts and the parent pointer above all, is read and
+ * changed on the engine thread only: a parent may be exchanged for another page object with the same
+ * identity (the bank does that when it removes a duplicate).
  */
 #ifndef MX_KV_H
 #define MX_KV_H
@@ -38,13 +40,16 @@ struct mx_page {
     uint32_t refs;      /* engine thread only */
     uint32_t n_rows;    /* rows written and committed, 0..MX_PAGE_TOKENS; 64 = sealed */
     bool has_appender;  /* some sequence may still write row n_rows */
-    mx_page *parent;    /* the page before it (a reference is held), NULL for the first */
+    bool is_dirty;      /* pool: payload is not all zero */
+    mx_page *parent;    /* the page before it (a reference is held), NULL for the first; sealed */
     uint64_t index;     /* 0-based page number in its chain: first position = index * 64 */
     mx_hash256 id;      /* identity; valid once sealed, see mx_page_identity */
     int32_t tokens[MX_PAGE_TOKENS]; /* [0..n_rows-1] valid */
     void *owner;        /* the bank's node for this page, or NULL */
-    bool is_stored;     /* the engine's mark: handed to, or read from, the cold tier */
+    bool is_stored;     /* the engine's mark: handed to, or read from, the cold tier; cleared whenever
+                         * rows are added or cut */
     mx_page *next_free; /* pool */
+    uint32_t n_seen;    /* scratch of the invariant walkers */
 };
 
 /* ---- pool ------------------------------------------------------------------------------------- */
@@ -59,11 +64,21 @@ size_t mx_kv_pool_page_bytes(const mx_kv_pool *p);
 size_t mx_kv_pool_max(const mx_kv_pool *p);
 size_t mx_kv_pool_used(const mx_kv_pool *p);
 
-/* A zeroed page (payload and fields) with one reference, no parent; NULL when the pool is exhausted. */
+/* A zeroed page (payload and fields) with one reference, no parent; NULL when the pool is exhausted.
+ * Never uses the heap. Zeroing happens here and not when a page is given back: a finished request returns hundreds of
+ * pages at once, between two tokens of everybody else, but pages are taken one per 64 tokens. */
 mx_page *mx_page_alloc(mx_kv_pool *p);
+/* Idle work: zeroes one recycled page ahead of its next use. True when something was done. */
+bool mx_kv_pool_idle(mx_kv_pool *p);
 mx_page *mx_page_ref(mx_page *page); /* returns page */
 /* Drops a reference; the last one drops the parent's (iteratively) and recycles the memory. */
 void mx_page_unref(mx_kv_pool *p, mx_page *page); /* NULL is allowed */
+
+/* Makes a fresh page (no rows yet) the continuation of `parent` (NULL: the first page of `root`), of
+ * which a reference is taken, with n_rows committed rows whose payload the caller has filled in or
+ * fills in before anybody else sees the page. A page of 64 rows is sealed. */
+void mx_page_link(mx_page *page, mx_page *parent, const mx_hash256 *root, const int32_t *tokens,
+                  uint32_t n_rows);
 
 /* Tiles of one layer and head inside a payload. */
 uint8_t *mx_page_k_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, uint32_t head);
@@ -71,12 +86,20 @@ uint8_t *mx_page_v_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, 
 
 /* Copies rows 0..n_rows-1 of all tiles; the rest of dst stays as it is. */
 void mx_page_copy_rows(const mx_kv_shape *s, uint8_t *dst, const uint8_t *src, uint32_t n_rows);
-/* To and from the compact form of a partial page (mx_kv_rows_bytes long). */
+/* To and from the compact form of a partial page (mx_kv_rows_bytes long): for each layer and head
+ * the K tile as [head_dim][n_rows], then the V tile as [n_rows][head_dim]. unpack leaves the other
+ * rows as they are. */
 void mx_page_pack_rows(const mx_kv_shape *s, uint8_t *out, const uint8_t *payload, uint32_t n_rows);
 void mx_page_unpack_rows(const mx_kv_shape *s, uint8_t *payload, const uint8_t *in, uint32_t n_rows);
 
-/* SHA-256 over (domain tag, root, parent identity, layer group 0, n_tokens, token ids). parent_id is
- * the root itself for the first page. This is the name of a page on disk. */
+/* Test hook: fills all rows from n_rows on with NaN patterns (every bit set). Nothing may notice. */
+void mx_page_poison_tail(const mx_kv_shape *s, mx_page *page);
+/* Test hook: from now on mx_page_alloc hands out NaN patterns instead of zeros. */
+void mx_kv_pool_set_poison(mx_kv_pool *p, bool on);
+
+/* SHA-256 over (domain tag, root, parent identity, layer group 0, n_tokens, token ids), that is over
+ * "mtplx page v1" padded with NUL to 16 bytes, 32 bytes, 32 bytes, u32, u32, n x i32, little endian.
+ * parent_id is the root itself for the first page. This is the name of a page on disk. */
 mx_hash256 mx_page_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
                             const int32_t *tokens, uint32_t n_tokens);
 
@@ -91,14 +114,15 @@ typedef struct mx_seq {
     size_t pages_cap;
     size_t n_tokens;     /* committed tokens */
     size_t n_reserved;   /* tokens for which writable rows exist beyond n_tokens (uncommitted) */
+    bool has_right;      /* ours is the append right of the page that takes row n_tokens */
 } mx_seq;
 
 void mx_seq_init(mx_seq *s, mx_kv_pool *pool, const mx_hash256 *root);
 void mx_seq_free(mx_seq *s); /* drops all references; safe on a zeroed struct */
 
-/* Makes rows for n_new tokens behind n_tokens writable: takes the append right of the last page or
- * copies its rows, allocates pages. MX_E_FULL (nothing changed but what was already reserved) when
- * the pool is exhausted. */
+/* Makes rows for (at least) n_new tokens behind n_tokens writable: takes the append right of the last
+ * page or copies its rows, allocates pages. What is reserved already counts. MX_E_FULL (nothing
+ * changed but what was already reserved) when the pool is exhausted, MX_E_NOMEM likewise. */
 mx_err mx_seq_reserve(mx_seq *s, size_t n_new);
 /* The n_new tokens' rows have been written: they become part of the sequence; full pages are sealed
  * and get their identity. n_new <= reserved. */
@@ -108,8 +132,12 @@ void mx_seq_rollback(mx_seq *s);
 /* Shortens to n_tokens (a fork of the last page happens at the next reserve). */
 void mx_seq_cut(mx_seq *s, size_t n_tokens);
 /* Adds a page that continues the chain (parent and index already right); takes over the caller's
- * reference. n_rows of it become part of the sequence; only the last page may be partial. */
+ * reference (not on failure, MX_E_NOMEM). n_rows of it become part of the sequence; only the last
+ * page may be partial, nothing may be reserved. A partial page of which all rows are used and
+ * nobody has the append right gives it to the sequence. */
 mx_err mx_seq_push_page(mx_seq *s, mx_page *page, uint32_t n_rows) MX_MUST_CHECK;
+/* Makes dst (initialised, empty, same pool and root) share the first n_tokens <= src->n_tokens. */
+mx_err mx_seq_fork(mx_seq *dst, const mx_seq *src, size_t n_tokens) MX_MUST_CHECK;
 
 /* Full invariant walk; aborts with a message on a violation. Compiled in debug builds, a no-op in
  * release builds. */

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The shape of a page's payload, and moving rows between payloads.
+ *
+ *   payload: [layer][kv_head] { K tile [head_dim][64] | V tile [64][head_dim] }, padded to 4 KiB
+ *
+ * A token is a column of the K tile and a row of the V tile, so the first n tokens are head_dim short
+ * runs in the one and a single run in the other. Rows are moved as bytes; their type matters only
+ * for its size.
+ */
+#include "kv/kv.h"
+
+#include <assert.h>
+
+enum {
+    PAYLOAD_ALIGN = 4096,
+    GROUP_FULL_ATTENTION = 0, /* the only layer group so far */
+    TAG_BYTES = 16,
+};
+
+/* Far beyond any model, small enough that no product below can overflow 64 bits. */
+static const uint64_t max_dimension = 1u << 16;
+static const uint64_t max_payload_bytes = 1ull << 32;
+
+static size_t elem_bytes(const mx_kv_shape *s)
+{
+    return s->type == MX_KV_F16 ? 2 : 4;
+}
+
+static bool shape_is_possible(const mx_kv_shape *s)
+{
+    return s->n_layers - 1u < max_dimension && s->n_kv_heads - 1u < max_dimension &&
+           s->head_dim - 1u < max_dimension && (s->type == MX_KV_F16 || s->type == MX_KV_F32) &&
+           (uint64_t)s->n_layers * s->n_kv_heads <= max_payload_bytes &&
+           (uint64_t)s->n_layers * s->n_kv_heads * 2 *
+                   mx_kv_tile_bytes(s->type, s->head_dim) <= max_payload_bytes;
+}
+
+size_t mx_kv_page_bytes(const mx_kv_shape *s)
+{
+    if (!shape_is_possible(s)) {
+        return 0;
+    }
+    size_t tiles = (size_t)s->n_layers * s->n_kv_heads * 2;
+    return mx_round_up(tiles * mx_kv_tile_bytes(s->type, s->head_dim), PAYLOAD_ALIGN);
+}
+
+size_t mx_kv_rows_bytes(const mx_kv_shape *s, uint32_t n_rows)
+{
+    if (!shape_is_possible(s) || n_rows > MX_PAGE_TOKENS) {
+        return 0;
+    }
+    return (size_t)s->n_layers * s->n_kv_heads * 2 * s->head_dim * elem_bytes(s) * n_rows;
+}
+
+uint8_t *mx_page_k_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, uint32_t head)
+{
+    assert(layer < s->n_layers && head < s->n_kv_heads);
+    size_t pair = (size_t)layer * s->n_kv_heads + head;
+    return payload + pair * 2 * mx_kv_tile_bytes(s->type, s->head_dim);
+}
+
+uint8_t *mx_page_v_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, uint32_t head)
+{
+    return mx_page_k_tile(s, payload, layer, head) + mx_kv_tile_bytes(s->type, s->head_dim);
+}
+
+/* Copies n_rows tokens of all tiles between two places that differ in how far apart the head_dim
+ * runs of a K tile are and how long a tile is. */
+typedef struct tile_form {
+    size_t k_run_bytes; /* from one dimension's run to the next in a K tile */
+    size_t tile_bytes;
+} tile_form;
+
+static void move_rows(const mx_kv_shape *s, uint8_t *dst, tile_form to, const uint8_t *src,
+                      tile_form from, uint32_t n_rows)
+{
+    size_t run = n_rows * elem_bytes(s);
+    size_t pairs = (size_t)s->n_layers * s->n_kv_heads;
+    for (size_t i = 0; i < pairs; i++) {
+        for (uint32_t d = 0; d < s->head_dim; d++) {
+            memcpy(dst + d * to.k_run_bytes, src + d * from.k_run_bytes, run);
+        }
+        memcpy(dst + to.tile_bytes, src + from.tile_bytes, run * s->head_dim);
+        dst += 2 * to.tile_bytes;
+        src += 2 * from.tile_bytes;
+    }
+}
+
+static tile_form page_form(const mx_kv_shape *s)
+{
+    return (tile_form){MX_PAGE_TOKENS * elem_bytes(s), mx_kv_tile_bytes(s->type, s->head_dim)};
+}
+
+static tile_form packed_form(const mx_kv_shape *s, uint32_t n_rows)
+{
+    return (tile_form){n_rows * elem_bytes(s), (size_t)n_rows * s->head_dim * elem_bytes(s)};
+}
+
+void mx_page_copy_rows(const mx_kv_shape *s, uint8_t *dst, const uint8_t *src, uint32_t n_rows)
+{
+    assert(n_rows <= MX_PAGE_TOKENS);
+    if (n_rows == MX_PAGE_TOKENS) {
+        memcpy(dst, src, (size_t)s->n_layers * s->n_kv_heads * 2 *
+                             mx_kv_tile_bytes(s->type, s->head_dim));
+        return;
+    }
+    move_rows(s, dst, page_form(s), src, page_form(s), n_rows);
+}
+
+void mx_page_pack_rows(const mx_kv_shape *s, uint8_t *out, const uint8_t *payload, uint32_t n_rows)
+{
+    assert(n_rows <= MX_PAGE_TOKENS);
+    move_rows(s, out, packed_form(s, n_rows), payload, page_form(s), n_rows);
+}
+
+void mx_page_unpack_rows(const mx_kv_shape *s, uint8_t *payload, const uint8_t *in, uint32_t n_rows)
+{
+    assert(n_rows <= MX_PAGE_TOKENS);
+    move_rows(s, payload, page_form(s), in, packed_form(s, n_rows), n_rows);
+}
+
+void mx_page_poison_tail(const mx_kv_shape *s, mx_page *page)
+{
+    size_t elem = elem_bytes(s);
+    size_t keep = page->n_rows;
+    for (uint32_t layer = 0; layer < s->n_layers; layer++) {
+        for (uint32_t head = 0; head < s->n_kv_heads; head++) {
+            uint8_t *k = mx_page_k_tile(s, page->payload, layer, head);
+            uint8_t *v = mx_page_v_tile(s, page->payload, layer, head);
+            for (uint32_t d = 0; d < s->head_dim; d++) {
+                memset(k + (d * MX_PAGE_TOKENS + keep) * elem, 0xFF, (MX_PAGE_TOKENS - keep) * elem);
+            }
+            memset(v + keep * s->head_dim * elem, 0xFF,
+                   (MX_PAGE_TOKENS - keep) * s->head_dim * elem);
+        }
+    }
+    page->is_dirty = true;
+}
+
+mx_hash256 mx_page_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
+                            const int32_t *tokens, uint32_t n_tokens)
+{
+    static const char tag[TAG_BYTES] = "mtplx page v1";
+    uint8_t bytes[TAG_BYTES + 32 + 32 + 4 + 4 + 4 * MX_PAGE_TOKENS];
+    assert(n_tokens <= MX_PAGE_TOKENS);
+    uint8_t *p = bytes;
+    memcpy(p, tag, TAG_BYTES);
+    p += TAG_BYTES;
+    memcpy(p, root->b, 32);
+    memcpy(p + 32, parent_id->b, 32);
+    p += 64;
+    mx_put_le32(p, GROUP_FULL_ATTENTION);
+    mx_put_le32(p + 4, n_tokens);
+    p += 8;
+    for (uint32_t i = 0; i < n_tokens; i++, p += 4) {
+        mx_put_le32(p, (uint32_t)tokens[i]);
+    }
+    return mx_sha256_of(bytes, (size_t)(p - bytes));
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kv_help.h: rows that tell where they belong. The payload of a token's row is derived from a hash
+ * of all tokens up to and including it, which is what a model does, too: a row that turns up behind
+ * another prefix, or in the wrong place, does not match.
+ */
+#ifndef MX_TEST_KV_HELP_H
+#define MX_TEST_KV_HELP_H
+
+#include "kv/kv.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+/* splitmix64. */
+MX_INLINE uint64_t help_mix(uint64_t x)
+{
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* The hash of a prefix from that of the prefix one token shorter (0 for none). */
+MX_INLINE uint64_t help_extend(uint64_t hash, int32_t token)
+{
+    return help_mix(hash ^ help_mix((uint64_t)(uint32_t)token + 1));
+}
+
+MX_INLINE uint64_t help_prefix_hash(const int32_t *tokens, size_t n)
+{
+    uint64_t h = 0;
+    for (size_t i = 0; i < n; i++) {
+        h = help_extend(h, tokens[i]);
+    }
+    return h;
+}
+
+MX_INLINE uint32_t help_rand(uint64_t *state, uint32_t below)
+{
+    *state = help_mix(*state);
+    return (uint32_t)((*state >> 20) % below);
+}
+
+/* Element `e` (0 .. layers * heads * 2 * head_dim - 1) of a row: its address in a payload. */
+MX_INLINE uint8_t *help_elem(const mx_kv_shape *s, uint8_t *payload, uint32_t row, uint32_t e)
+{
+    size_t bytes = s->type == MX_KV_F16 ? 2 : 4;
+    uint32_t d = e % s->head_dim, tile = e / s->head_dim;
+    uint32_t layer = tile / 2 / s->n_kv_heads, head = tile / 2 % s->n_kv_heads;
+    return tile % 2 == 0
+               ? mx_page_k_tile(s, payload, layer, head) + (d * MX_PAGE_TOKENS + row) * bytes
+               : mx_page_v_tile(s, payload, layer, head) + (row * s->head_dim + d) * bytes;
+}
+
+MX_INLINE uint32_t help_n_elems(const mx_kv_shape *s)
+{
+    return s->n_layers * s->n_kv_heads * 2 * s->head_dim;
+}
+
+MX_INLINE void help_write_row(const mx_kv_shape *s, uint8_t *payload, uint32_t row, uint64_t hash)
+{
+    for (uint32_t e = 0; e < help_n_elems(s); e++) {
+        uint64_t v = help_mix(hash + e);
+        memcpy(help_elem(s, payload, row, e), &v, s->type == MX_KV_F16 ? 2 : 4);
+    }
+}
+
+MX_INLINE bool help_row_is(const mx_kv_shape *s, uint8_t *payload, uint32_t row, uint64_t hash)
+{
+    for (uint32_t e = 0; e < help_n_elems(s); e++) {
+        uint64_t v = help_mix(hash + e);
+        if (memcmp(help_elem(s, payload, row, e), &v, s->type == MX_KV_F16 ? 2 : 4) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+MX_INLINE mx_page *help_page_of(const mx_seq *s, size_t pos)
+{
+    return s->pages[pos / MX_PAGE_TOKENS];
+}
+
+/* Computes the rows of tokens[s->n_tokens .. n - 1]; tokens is the whole list. */
+MX_INLINE mx_err help_feed(mx_seq *s, const int32_t *tokens, size_t n)
+{
+    size_t from = s->n_tokens;
+    mx_err e = mx_seq_reserve(s, n - from);
+    if (e != MX_OK) {
+        return e;
+    }
+    uint64_t h = help_prefix_hash(tokens, from);
+    for (size_t i = from; i < n; i++) {
+        h = help_extend(h, tokens[i]);
+        help_write_row(mx_kv_pool_shape(s->pool), help_page_of(s, i)->payload, i % MX_PAGE_TOKENS, h);
+    }
+    mx_seq_commit(s, tokens + from, n - from);
+    return MX_OK;
+}
+
+/* Every row of the sequence is the one that its tokens say. */
+MX_INLINE void help_check_rows(const mx_seq *s, const int32_t *tokens, uint64_t seed)
+{
+    uint64_t h = 0;
+    mx_seq_check(s);
+    for (size_t i = 0; i < s->n_tokens; i++) {
+        mx_page *page = help_page_of(s, i);
+        h = help_extend(h, tokens[i]);
+        if (page->tokens[i % MX_PAGE_TOKENS] != tokens[i]) {
+            fail_msg("seed %llu: position %zu holds token %d, expected %d",
+                     (unsigned long long)seed, i, page->tokens[i % MX_PAGE_TOKENS], tokens[i]);
+        }
+        if (!help_row_is(mx_kv_pool_shape(s->pool), page->payload, i % MX_PAGE_TOKENS, h)) {
+            fail_msg("seed %llu: the row at position %zu belongs to another prefix",
+                     (unsigned long long)seed, i);
+        }
+    }
+}
+
+#endif
