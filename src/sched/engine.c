@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The engine's thread and its front door.
+ *
+ * One loop: take what was submitted, look at cancellations and at the cold tier's answers, admit,
+ * compute one pass, repeat; sleep on a condition variable when there is nothing to do. Everything
+ * that the loop owns needs no lock; what crosses threads is the list of incoming requests, the stop
+ * flags and a copy of the statistics.
+ */
+#include "sched/sched_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+#include <errno.h>
+
+static const uint64_t STATS_PERIOD_US = 100000;
+
+void mx_engine_wake(mx_engine *e)
+{
+    pthread_mutex_lock(&e->mu);
+    e->is_woken = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->mu);
+}
+
+static void wake_from_cold(void *arg)
+{
+    mx_engine_wake(arg);
+}
+
+mx_err mx_engine_submit(mx_engine *e, mx_request *r, mx_errbuf *eb)
+{
+    mx_err err = MX_OK;
+    pthread_mutex_lock(&e->mu);
+    if (e->is_stopping) {
+        err = mx_fail(eb, MX_E_CANCELLED, "the server is shutting down");
+    } else if (e->n_waiting >= e->cfg.max_queued) {
+        err = mx_fail(eb, MX_E_FULL, "%zu requests are waiting already (--max-queued); try later",
+                      e->n_waiting);
+    } else {
+        mx_request_ref(r);
+        r->submit_us = mx_now_us();
+        r->next = NULL;
+        *e->incoming_end = r;
+        e->incoming_end = &r->next;
+        e->n_waiting++;
+        e->is_woken = true;
+        pthread_cond_signal(&e->wake);
+    }
+    pthread_mutex_unlock(&e->mu);
+    return err;
+}
+
+/* ---- the loop --------------------------------------------------------------------------------- */
+
+static void take_incoming(mx_engine *e)
+{
+    pthread_mutex_lock(&e->mu);
+    mx_request *list = e->incoming;
+    e->incoming = NULL;
+    e->incoming_end = &e->incoming;
+    e->is_woken = false;
+    pthread_mutex_unlock(&e->mu);
+    mx_request **end = &e->queue;
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = list;
+}
+
+static void publish_stats(mx_engine *e)
+{
+    mx_engine_stats s = e->live;
+    size_t n_queued = 0;
+    for (mx_request *r = e->queue; r != NULL; r = r->next) {
+        n_queued++;
+    }
+    s.n_running = e->n_runs;
+    s.kv_pages_used = mx_kv_pool_used(e->pool);
+    mx_bank_get_stats(e->bank, &s.bank);
+    if (e->cold != NULL) {
+        mx_cold_get_stats(e->cold, &s.cold);
+    }
+    pthread_mutex_lock(&e->mu);
+    size_t n_incoming = 0;
+    for (mx_request *r = e->incoming; r != NULL; r = r->next) {
+        n_incoming++;
+    }
+    e->n_waiting = n_incoming + n_queued;
+    s.n_queued = e->n_waiting;
+    e->published = s;
+    pthread_mutex_unlock(&e->mu);
+}
+
+/* Unlinks ended requests from a list and drops the engine's reference. */
+static bool sweep_done(mx_request **list)
+{
+    bool any = false;
+    while (*list != NULL) {
+        mx_request *r = *list;
+        if (r->state == MX_RUN_DONE) {
+            *list = r->next;
+            mx_request_unref(r);
+            any = true;
+        } else {
+            list = &r->next;
+        }
+    }
+    return any;
+}
+
+static size_t count(const mx_request *list)
+{
+    size_t n = 0;
+    for (; list != NULL; list = list->next) {
+        n++;
+    }
+    return n;
+}
+
+static void end_cancelled(mx_engine *e, mx_request *list)
+{
+    for (mx_request *r = list; r != NULL; r = r->next) {
+        if (r->state != MX_RUN_DONE && atomic_load(&r->is_cancelled)) {
+            if (r->state == MX_RUN_ACTIVE) {
+                mx_step_commit_turn(e, r);
+            }
+            mx_request_end(r, MX_FINISH_CANCELLED, MX_E_CANCELLED, "cancelled");
+        }
+    }
+}
+
+/* The reader of a paused run stays away: treat it as gone, its work is kept. */
+static void end_abandoned(mx_engine *e)
+{
+    uint64_t now = mx_now_us();
+    for (mx_request *r = e->runs; r != NULL; r = r->next) {
+        if (r->paused_since_us != 0 && now - r->paused_since_us > MX_OUT_ABANDON_US) {
+            atomic_store(&r->is_cancelled, true);
+        }
+    }
+}
+
+static void end_late_waits(mx_engine *e)
+{
+    uint64_t now = mx_now_us();
+    for (mx_request *r = e->runs; r != NULL; r = r->next) {
+        bool waits = r->state == MX_RUN_PROBING || r->state == MX_RUN_READING;
+        if (waits && now > r->wait_deadline_us) {
+            mx_log(MX_LOG_WARN, "restore: the cache folder did not answer in time, request=%s goes "
+                   "on without it", r->params.id);
+            mx_ticket_abandon(r);
+            mx_admit_without_cold(e, r);
+        }
+    }
+}
+
+/* Cancels everything when the drain deadline has passed. True when the loop may end. */
+static bool check_stop(mx_engine *e)
+{
+    pthread_mutex_lock(&e->mu);
+    bool is_stopping = e->is_stopping;
+    uint64_t deadline = e->stop_deadline_us;
+    pthread_mutex_unlock(&e->mu);
+    if (!is_stopping) {
+        return false;
+    }
+    if (mx_now_us() >= deadline) {
+        for (mx_request *r = e->runs; r != NULL; r = r->next) {
+            atomic_store(&r->is_cancelled, true);
+        }
+        for (mx_request *r = e->queue; r != NULL; r = r->next) {
+            atomic_store(&r->is_cancelled, true);
+        }
+        end_cancelled(e, e->runs);
+        end_cancelled(e, e->queue);
+        sweep_done(&e->runs);
+        sweep_done(&e->queue);
+    }
+    return e->runs == NULL && e->queue == NULL;
+}
+
+static void sleep_until_woken(mx_engine *e)
+{
+    /* Waiting runs and paused readers have deadlines; a second is fine enough for both. Without any
+     * the engine sleeps until somebody calls. */
+    bool has_deadline = e->runs != NULL;
+    pthread_mutex_lock(&e->mu);
+    bool is_stopping = e->is_stopping;
+    while (!e->is_woken) {
+        if (has_deadline || is_stopping) {
+            struct timespec until;
+            clock_gettime(CLOCK_MONOTONIC, &until);
+            until.tv_nsec += 200 * 1000 * 1000;
+            if (until.tv_nsec >= 1000000000) {
+                until.tv_nsec -= 1000000000;
+                until.tv_sec++;
+            }
+            if (pthread_cond_timedwait(&e->wake, &e->mu, &until) == ETIMEDOUT) {
+                break;
+            }
+        } else {
+            pthread_cond_wait(&e->wake, &e->mu);
+        }
+    }
+    pthread_mutex_unlock(&e->mu);
+}
+
+static void finish_cold(mx_engine *e)
+{
+    if (e->cold == NULL) {
+        return;
+    }
+    uint64_t begin = mx_now_us();
+    bool is_flushed = mx_cold_flush(e->cold, e->flush_us);
+    mx_ticket_collect(e);
+    if (is_flushed) {
+        mx_log(MX_LOG_INFO, "shutdown: SSD session cache flushed");
+    } else {
+        mx_cold_stats s;
+        mx_cold_get_stats(e->cold, &s);
+        mx_log(MX_LOG_WARN, "shutdown: SSD session cache not flushed within %llu ms, jobs_lost=%llu",
+               (unsigned long long)((mx_now_us() - begin) / 1000),
+               (unsigned long long)s.queued_jobs);
+    }
+    mx_cold_close(e->cold);
+    e->cold = NULL;
+    mx_ticket_release_all(e);
+}
+
+static void *engine_main(void *arg)
+{
+    mx_engine *e = arg;
+    mx_kern_thread_init();
+    uint64_t published_us = 0;
+    for (;;) {
+        take_incoming(e);
+        bool progress = mx_ticket_collect(e);
+        end_abandoned(e);
+        end_cancelled(e, e->runs);
+        end_cancelled(e, e->queue);
+        end_late_waits(e);
+        progress |= sweep_done(&e->queue);
+        progress |= sweep_done(&e->runs);
+        e->n_runs = count(e->runs);
+        if (check_stop(e)) {
+            break;
+        }
+        if (mx_admit_all(e)) {
+            progress = true;
+            published_us = 0; /* the waiting line got shorter: submit must know */
+        }
+        progress |= mx_step(e);
+        progress |= sweep_done(&e->runs);
+        e->n_runs = count(e->runs);
+        /* A reader that sees the end of its request must also see it gone from the statistics soon;
+         * in between once per period is enough. */
+        uint64_t now = mx_now_us();
+        if (!progress || now - published_us > STATS_PERIOD_US) {
+            publish_stats(e);
+            published_us = now;
+        }
+        if (!progress && !mx_bank_idle(e->bank)) {
+            sleep_until_woken(e);
+        }
+    }
+    finish_cold(e);
+    publish_stats(e);
+    return NULL;
+}
+
+/* ---- start and stop --------------------------------------------------------------------------- */
+
+static void set_defaults(mx_engine_config *c)
+{
+    c->max_running = c->max_running ? c->max_running : 16;
+    c->max_queued = c->max_queued ? c->max_queued : 256;
+    c->prefill_chunk = c->prefill_chunk ? c->prefill_chunk : 512;
+}
+
+static mx_err make_scratch(mx_engine *e, mx_errbuf *eb)
+{
+    size_t n_rows = e->cfg.prefill_chunk + e->cfg.max_running;
+    size_t n_runs = e->cfg.max_running;
+    e->rows = mx_calloc(n_rows, sizeof *e->rows);
+    e->hidden = mx_alloc_aligned(64, n_runs * e->mc->n_embd * sizeof(float));
+    e->logits = mx_alloc_aligned(64, n_runs * e->mc->n_vocab * sizeof(float));
+    e->batch_runs = mx_calloc(n_runs, sizeof *e->batch_runs);
+    e->batch_first = mx_calloc(n_runs, sizeof *e->batch_first);
+    e->batch_count = mx_calloc(n_runs, sizeof *e->batch_count);
+    if (e->rows == NULL || e->hidden == NULL || e->logits == NULL || e->batch_runs == NULL ||
+        e->batch_first == NULL || e->batch_count == NULL)
+    {
+        return mx_fail(eb, MX_E_NOMEM, "no memory for the engine's batches");
+    }
+    return MX_OK;
+}
+
+/* For people who look into the folder; the name comes from a file and may hold anything. */
+static void describe_model(const mx_engine *e, const mx_kv_shape *shape, mx_buf *json)
+{
+    char name[sizeof e->mc->name];
+    mx_log_safe(name, sizeof name, e->mc->name, strlen(e->mc->name));
+    for (char *c = name; *c != '\0'; c++) {
+        *c = *c == '"' || *c == '\\' ? '_' : *c;
+    }
+    mx_buf_printf(json,
+                  "{\"model\":\"%s\",\"architecture\":\"%s\",\"numerics\":\"%s\","
+                  "\"page_tokens\":%d,\"kv_type\":\"%s\"}\n",
+                  name, e->mc->architecture, MX_NUMERICS_NAME, MX_PAGE_TOKENS,
+                  shape->type == MX_KV_F16 ? "f16" : "f32");
+}
+
+static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
+{
+    const mx_kv_shape *shape = mx_model_kv_shape(e->model);
+    size_t page_bytes = mx_kv_page_bytes(shape);
+    size_t max_pages = e->cfg.kv_budget_bytes / page_bytes;
+    if (max_pages < 2) {
+        return mx_fail(eb, MX_E_INVALID, "the KV budget of %zu bytes is less than two pages of %zu "
+                       "bytes; raise --kv-budget", e->cfg.kv_budget_bytes, page_bytes);
+    }
+    MX_TRY(mx_kv_pool_create(&e->pool, shape, max_pages, eb));
+    /* The last page of the pool stays out of the sum, so that a sequence of the largest size can
+     * still copy the tail it shares with an entry. */
+    e->max_seq_tokens = mx_min_size(e->mc->n_ctx, (max_pages - 1) * MX_PAGE_TOKENS);
+    mx_bank_config bank = e->cfg.bank;
+    bank.n_hidden = e->mc->n_embd;
+    bank.max_bytes = bank.max_bytes ? bank.max_bytes : e->cfg.kv_budget_bytes;
+    MX_TRY(mx_bank_create(&e->bank, e->pool, &bank, eb));
+    e->root = mx_model_root(e->model, NULL);
+    if (e->cfg.cold_mode == MX_COLD_OFF) {
+        return MX_OK;
+    }
+    mx_buf json = {0};
+    describe_model(e, shape, &json);
+    mx_cold_config cold = {
+        .mode = e->cfg.cold_mode,
+        .dir = e->cfg.cold_dir,
+        .max_bytes = e->cfg.cold_max_bytes,
+        .root = e->root,
+        .model_json = json.failed ? "{}\n" : json.ptr,
+        .wake = wake_from_cold,
+        .wake_arg = e,
+    };
+    mx_err err = mx_cold_open(&e->cold, shape, &cold, eb);
+    mx_buf_free(&json);
+    return err;
+}
+
+static void destroy(mx_engine *e)
+{
+    if (e->cold != NULL) {
+        mx_cold_close(e->cold);
+        e->cold = NULL;
+        mx_ticket_release_all(e);
+    }
+    mx_bank_destroy(e->bank);
+    mx_kv_pool_destroy(e->pool);
+    mx_free(e->rows);
+    mx_free(e->hidden);
+    mx_free(e->logits);
+    mx_free(e->batch_runs);
+    mx_free(e->batch_first);
+    mx_free(e->batch_count);
+    pthread_cond_destroy(&e->wake);
+    pthread_mutex_destroy(&e->mu);
+    mx_free(e);
+}
+
+mx_err mx_engine_start(mx_engine **out, const mx_engine_config *cfg, mx_errbuf *eb)
+{
+    *out = NULL;
+    mx_engine *e = mx_calloc(1, sizeof *e);
+    if (e == NULL) {
+        return mx_fail(eb, MX_E_NOMEM, "no memory for the engine");
+    }
+    e->cfg = *cfg;
+    set_defaults(&e->cfg);
+    e->model = cfg->model;
+    e->mc = mx_model_get_config(e->model);
+    e->tok = mx_model_tokenizer(e->model);
+    e->incoming_end = &e->incoming;
+    pthread_mutex_init(&e->mu, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&e->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    mx_err err = make_tiers(e, eb);
+    if (err == MX_OK) {
+        err = make_scratch(e, eb);
+    }
+    if (err == MX_OK) {
+        e->live.kv_pages_max = mx_kv_pool_max(e->pool);
+        e->live.kv_page_bytes = mx_kv_pool_page_bytes(e->pool);
+        e->live.has_cold = e->cold != NULL;
+        int rc = pthread_create(&e->thread, NULL, engine_main, e);
+        if (rc != 0) {
+            err = mx_fail_errno(eb, MX_E_IO, rc, "cannot start the engine thread");
+        }
+    }
+    if (err != MX_OK) {
+        destroy(e);
+        return err;
+    }
+    *out = e;
+    return MX_OK;
+}
+
+void mx_engine_stop(mx_engine *e, uint64_t drain_us, uint64_t flush_us)
+{
+    if (e == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&e->mu);
+    e->is_stopping = true;
+    e->stop_deadline_us = mx_now_us() + drain_us;
+    e->flush_us = flush_us;
+    e->is_woken = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->mu);
+    pthread_join(e->thread, NULL);
+    destroy(e);
+}
+
+void mx_engine_get_stats(mx_engine *e, mx_engine_stats *out)
+{
+    pthread_mutex_lock(&e->mu);
+    *out = e->published;
+    pthread_mutex_unlock(&e->mu);
+}
+
+size_t mx_engine_max_tokens(const mx_engine *e)
+{
+    return e->max_seq_tokens;
+}

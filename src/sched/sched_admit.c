@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Admission: what of a request's tokens is known already, and where to get it from.
+ *
+ * Order of a miss: RAM, SSD, compute. RAM answers at once. The cold tier may take a while (or hang),
+ * so it is asked through a ticket: meanwhile the request holds the whole pages that RAM had and
+ * everybody else goes on. If it does not answer in time, the request continues without it.
+ */
+#include "sched/sched_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum {
+    PROBE_WAIT_US = 2 * 1000000,     /* a few name look-ups: more means that the folder hangs */
+    READ_WAIT_MIN_US = 5 * 1000000,
+};
+
+/* Pages that a run may need before somebody has to make room: its tokens, MX_ADMIT_TOKENS of
+ * answer, and one for the copied tail. Sharing makes it less; this is the safe side. */
+static size_t pages_wanted(const mx_request *r)
+{
+    size_t answer = mx_min_size(r->max_total - r->n_tokens, MX_ADMIT_TOKENS);
+    return (r->n_tokens + answer + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS + 1;
+}
+
+static bool has_room(const mx_engine *e, const mx_request *r)
+{
+    size_t sum = pages_wanted(r);
+    for (const mx_request *o = e->runs; o != NULL; o = o->next) {
+        sum += pages_wanted(o);
+    }
+    return e->runs == NULL || sum <= mx_kv_pool_max(e->pool);
+}
+
+mx_page *mx_admit_page(mx_engine *e)
+{
+    mx_page *page = mx_page_alloc(e->pool);
+    if (page == NULL && mx_bank_evict(e->bank, 1) > 0) {
+        page = mx_page_alloc(e->pool);
+    }
+    return page;
+}
+
+/* ---- the statistics of the prompt, settled once ----------------------------------------------- */
+
+static const char *miss_reason(const mx_engine *e, const mx_request *r, bool not_worth)
+{
+    if (r->params.cache == MX_CACHE_OFF) {
+        return "cache_off";
+    }
+    if (r->seq.n_tokens + 1 >= r->n_prompt) {
+        return NULL;
+    }
+    if (not_worth) {
+        return "not_worth_reading";
+    }
+    if (r->match.diverged) {
+        return "diverged_at";
+    }
+    (void)e;
+    return "no_entry";
+}
+
+static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind kind, bool not_worth)
+{
+    r->state = MX_RUN_ACTIVE;
+    if (r->was_admitted) {
+        return; /* a resumed run: its prompt was accounted for when it first started */
+    }
+    r->was_admitted = true;
+    uint64_t now = mx_now_us();
+    pthread_mutex_lock(&r->mu);
+    mx_request_stats *s = &r->stats;
+    s->n_ssd = n_ssd;
+    s->n_ram = r->seq.n_tokens - n_ssd;
+    s->n_computed = r->n_prompt - r->seq.n_tokens;
+    s->restore = r->seq.n_tokens > 0 ? kind : MX_RESTORE_NONE;
+    s->cache_mode = n_ssd > 0          ? MX_MODE_SSD
+                    : s->n_ram > 0     ? MX_MODE_WARM_PREFIX
+                                       : MX_MODE_COLD;
+    s->queue_us = r->admit_us - r->submit_us;
+    s->restore_us = now - r->admit_us;
+    s->diverged = r->match.diverged && r->seq.n_tokens + 1 < r->n_prompt;
+    s->diverged_at = r->match.n_tokens;
+    s->miss_reason = miss_reason(e, r, not_worth);
+    e->live.n_requests++;
+    e->live.n_prompt_tokens += r->n_prompt;
+    e->live.n_ram_tokens += s->n_ram;
+    e->live.n_ssd_tokens += s->n_ssd;
+    pthread_mutex_unlock(&r->mu);
+}
+
+/* ---- RAM -------------------------------------------------------------------------------------- */
+
+/* Fills r->seq from the bank, at most max_tokens. */
+static void restore_from_ram(mx_engine *e, mx_request *r, size_t max_tokens, mx_bank_match *m)
+{
+    mx_err err = mx_bank_restore_cache(e->bank, &r->seq, r->tokens, r->n_tokens, max_tokens, m);
+    if (err == MX_E_FULL && mx_bank_evict(e->bank, 1) > 0) {
+        mx_seq_free(&r->seq);
+        mx_seq_init(&r->seq, e->pool, &r->root);
+        err = mx_bank_restore_cache(e->bank, &r->seq, r->tokens, r->n_tokens, max_tokens, m);
+    }
+    if (err != MX_OK && err != MX_E_FULL) {
+        mx_seq_free(&r->seq); /* no memory for the page list: compute instead */
+        mx_seq_init(&r->seq, e->pool, &r->root);
+    }
+    r->n_cold_pages = 0;
+}
+
+/* Everything that RAM has, and on. All but the last token at most, so that there is a token to
+ * compute the next one from, unless the entry kept the hidden vector of the very end. */
+static void start_from_ram(mx_engine *e, mx_request *r, bool not_worth)
+{
+    const float *hidden = r->match.n_tokens == r->n_tokens ? r->match.hidden : NULL;
+    if (hidden != NULL) {
+        memcpy(r->hidden, hidden, e->mc->n_embd * sizeof *hidden);
+    }
+    mx_bank_match m = {0};
+    restore_from_ram(e, r, hidden != NULL ? r->n_tokens : r->n_tokens - 1, &m);
+    if (hidden != NULL && r->seq.n_tokens == r->n_tokens) {
+        r->hidden_at = r->n_tokens;
+    } else if (r->seq.n_tokens >= r->n_tokens) {
+        mx_seq_cut(&r->seq, r->n_tokens - 1);
+    }
+    activate(e, r, 0, m.kind, not_worth);
+}
+
+void mx_admit_without_cold(mx_engine *e, mx_request *r)
+{
+    mx_seq_free(&r->seq);
+    mx_seq_init(&r->seq, e->pool, &r->root);
+    mx_bank_lookup(e->bank, &r->root, r->tokens, r->n_tokens, &r->match);
+    start_from_ram(e, r, false);
+}
+
+static void start(mx_engine *e, mx_request *r)
+{
+    r->admit_us = mx_now_us();
+    r->hidden_at = 0;
+    r->match = (mx_bank_match){0};
+    if (r->params.cache == MX_CACHE_OFF) {
+        activate(e, r, 0, MX_RESTORE_NONE, false);
+        return;
+    }
+    mx_bank_lookup(e->bank, &r->root, r->tokens, r->n_tokens, &r->match);
+    bool is_whole = r->match.n_tokens + 1 >= r->n_tokens;
+    if (e->cold == NULL || is_whole) {
+        start_from_ram(e, r, false);
+        return;
+    }
+    /* Hold the whole pages now: they must not be evicted while the cold tier looks behind them. */
+    mx_bank_match m;
+    restore_from_ram(e, r, r->match.n_full_pages * MX_PAGE_TOKENS, &m);
+    if (mx_ticket_probe(e, r)) {
+        r->state = MX_RUN_PROBING;
+        r->wait_deadline_us = mx_now_us() + PROBE_WAIT_US;
+    } else {
+        mx_admit_without_cold(e, r);
+    }
+}
+
+/* ---- SSD -------------------------------------------------------------------------------------- */
+
+static bool is_worth_reading(const mx_engine *e, const mx_cold_job *job, size_t n_gain)
+{
+    if (e->cfg.ssd_restore == MX_SSD_RESTORE_ALWAYS || e->us_per_token <= 0) {
+        return true;
+    }
+    mx_cold_stats s;
+    mx_cold_get_stats(e->cold, &s);
+    if (s.read_bytes_per_us <= 0) {
+        return true; /* not measured yet: try, that measures it */
+    }
+    return (double)job->read_bytes / s.read_bytes_per_us < e->us_per_token * (double)n_gain;
+}
+
+void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
+{
+    size_t n_cold = job->n_full * MX_PAGE_TOKENS + job->tail_rows;
+    size_t n_ram_rows = r->match.n_tokens - r->seq.n_tokens; /* in the page that differs */
+    if (job->status != MX_OK || n_cold <= n_ram_rows) {
+        mx_admit_without_cold(e, r);
+        return;
+    }
+    bool is_worth = is_worth_reading(e, job, n_cold - n_ram_rows);
+    if (is_worth && mx_ticket_read(e, r, job)) {
+        r->state = MX_RUN_READING;
+        uint64_t recompute = (uint64_t)(e->us_per_token * (double)n_cold);
+        r->wait_deadline_us = mx_now_us() + mx_max_size(READ_WAIT_MIN_US, recompute);
+        return;
+    }
+    mx_seq_free(&r->seq);
+    mx_seq_init(&r->seq, e->pool, &r->root);
+    start_from_ram(e, r, !is_worth);
+}
+
+/* The label of a chain that came from files. What counts is how its last stored page ended. */
+static mx_restore_kind cold_kind(const mx_engine *e, const mx_request *r, const mx_cold_job *job,
+                                 size_t n_wanted)
+{
+    bool has_tail = job->tail_rows > 0 && job->n_read > job->n_full;
+    if (r->seq.n_tokens >= n_wanted || (has_tail && job->tail_rows == job->tail_file_rows)) {
+        return MX_RESTORE_EXACT_PREFIX;
+    }
+    bool is_near = has_tail && job->tail_file_rows < MX_PAGE_TOKENS &&
+                   job->tail_file_rows - job->tail_rows <= e->cfg.bank.near_prefix_gap;
+    return is_near ? MX_RESTORE_NEAR_PREFIX : MX_RESTORE_STEM;
+}
+
+void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages)
+{
+    size_t n_ram = r->seq.n_tokens;
+    size_t n_got = 0;
+    for (size_t i = 0; i < job->n_read; i++) {
+        n_got += i < job->n_full ? MX_PAGE_TOKENS : job->tail_rows;
+    }
+    if (n_ram + n_got <= r->match.n_tokens) {
+        mx_admit_without_cold(e, r); /* the files were bad: RAM alone has as much */
+        return;
+    }
+    const int32_t *tokens = r->tokens + n_ram;
+    for (size_t i = 0; i < job->n_read; i++) {
+        mx_page *page = pages[i];
+        uint32_t n_rows = i < job->n_full ? MX_PAGE_TOKENS : (uint32_t)job->tail_rows;
+        mx_page *parent = r->seq.n_pages > 0 ? r->seq.pages[r->seq.n_pages - 1] : NULL;
+        page->parent = parent != NULL ? mx_page_ref(parent) : NULL;
+        page->index = r->seq.n_pages;
+        page->n_rows = n_rows;
+        page->is_stored = n_rows == MX_PAGE_TOKENS;
+        memcpy(page->tokens, tokens, n_rows * sizeof *tokens);
+        if (n_rows == MX_PAGE_TOKENS) {
+            const mx_hash256 *parent_id = parent != NULL ? &parent->id : &r->root;
+            page->id = mx_page_identity(&r->root, parent_id, tokens, n_rows);
+        }
+        tokens += n_rows;
+        pages[i] = NULL;
+        if (mx_seq_push_page(&r->seq, page, n_rows) != MX_OK) {
+            mx_page_unref(e->pool, page);
+            break;
+        }
+    }
+    r->n_cold_pages = r->seq.n_tokens / MX_PAGE_TOKENS;
+    if (r->params.cache == MX_CACHE_USE) {
+        /* Promotion. The tail follows with the entry that the prefill leaves at its end. */
+        (void)mx_bank_insert_pages(e->bank, &r->seq);
+    }
+    activate(e, r, r->seq.n_tokens - n_ram, cold_kind(e, r, job, r->n_tokens - 1), false);
+}
+
+/* ---- the line --------------------------------------------------------------------------------- */
+
+bool mx_admit_all(mx_engine *e)
+{
+    bool any = false;
+    /* Strictly in order: a small request never overtakes a big one for ever. */
+    while (e->queue != NULL && e->n_runs < e->cfg.max_running && has_room(e, e->queue)) {
+        mx_request *r = e->queue;
+        e->queue = r->next;
+        r->next = NULL;
+        mx_request **end = &e->runs;
+        while (*end != NULL) {
+            end = &(*end)->next;
+        }
+        *end = r;
+        e->n_runs++;
+        start(e, r);
+        any = true;
+    }
+    return any;
+}
+
+void mx_admit_requeue(mx_engine *e, mx_request *r)
+{
+    mx_log(MX_LOG_INFO, "requeue: request=%s tokens=%zu, out of KV pages (--kv-budget)", r->params.id,
+           r->seq.n_tokens);
+    mx_seq_rollback(&r->seq);
+    if (r->params.cache == MX_CACHE_USE) {
+        const float *hidden = r->hidden_at == r->seq.n_tokens ? r->hidden : NULL;
+        (void)mx_bank_insert_pages(e->bank, &r->seq);
+        (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_TURN, hidden, NULL);
+    }
+    mx_seq_free(&r->seq);
+    mx_seq_init(&r->seq, e->pool, &r->root);
+    r->state = MX_RUN_QUEUED;
+    r->hidden_at = 0;
+    mx_request **link = &e->runs;
+    while (*link != r) {
+        link = &(*link)->next;
+    }
+    *link = r->next;
+    e->n_runs--;
+    r->next = e->queue;
+    e->queue = r;
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tickets: jobs that the cold tier holds for the engine.
+ *
+ * A ticket owns everything its job points to (token copy, page list, references on the pages), so
+ * the job stays valid whatever becomes of the request: a request that ends or stops waiting just
+ * lets go of its ticket, and the answer is dropped when it comes. Writing is best effort: what finds
+ * the queue full is offered again at the next commit, and at the end of a turn given up.
+ */
+#include "sched/sched_internal.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+
+struct mx_ticket {
+    mx_cold_job job; /* job.user points back here */
+    mx_ticket *next;
+    mx_request *request; /* who waits for it, or NULL */
+    int32_t *tokens;
+    mx_page **pages; /* [n_pages] one reference each, NULL where it was passed on */
+    uint8_t **payloads;
+    mx_hash256 *ids;
+    size_t n_pages;
+};
+
+static void free_ticket(mx_engine *e, mx_ticket *t)
+{
+    for (size_t i = 0; i < t->n_pages; i++) {
+        mx_page_unref(e->pool, t->pages[i]);
+    }
+    mx_free(t->tokens);
+    mx_free(t->pages);
+    mx_free(t->payloads);
+    mx_free(t->ids);
+    mx_free(t);
+}
+
+static mx_ticket *new_ticket(mx_cold_job_kind kind, const mx_hash256 *root, size_t n_pages)
+{
+    mx_ticket *t = mx_calloc(1, sizeof *t);
+    if (t == NULL) {
+        return NULL;
+    }
+    t->pages = mx_calloc(n_pages, sizeof *t->pages);
+    t->payloads = mx_calloc(n_pages, sizeof *t->payloads);
+    if (t->pages == NULL || t->payloads == NULL) {
+        mx_free(t->pages);
+        mx_free(t->payloads);
+        mx_free(t);
+        return NULL;
+    }
+    t->job.kind = kind;
+    t->job.root = *root;
+    t->job.user = t;
+    return t;
+}
+
+/* Hands the ticket over; frees it when the cold tier does not take it. */
+static mx_err submit(mx_engine *e, mx_ticket *t)
+{
+    mx_err err = mx_cold_submit(e->cold, &t->job);
+    if (err != MX_OK) {
+        free_ticket(e, t);
+        return err;
+    }
+    t->next = e->tickets;
+    e->tickets = t;
+    return MX_OK;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------- */
+
+/* A ticket for what follows the whole pages that r's sequence has. The prompt's last token is left
+ * out: it is computed again in any case. */
+static mx_ticket *reading_ticket(mx_request *r, mx_cold_job_kind kind, size_t n_pages)
+{
+    mx_ticket *t = new_ticket(kind, &r->root, n_pages);
+    if (t == NULL) {
+        return NULL;
+    }
+    size_t from = r->seq.n_pages * MX_PAGE_TOKENS;
+    size_t n = r->n_tokens - 1 - from;
+    t->tokens = mx_alloc(n * sizeof *t->tokens);
+    if (t->tokens == NULL) {
+        free_ticket(r->engine, t);
+        return NULL;
+    }
+    memcpy(t->tokens, r->tokens + from, n * sizeof *t->tokens);
+    t->request = r;
+    t->job.parent_id = r->seq.n_pages > 0 ? r->seq.pages[r->seq.n_pages - 1]->id : r->root;
+    t->job.first_page = r->seq.n_pages;
+    t->job.tokens = t->tokens;
+    t->job.n_tokens = n;
+    return t;
+}
+
+bool mx_ticket_probe(mx_engine *e, mx_request *r)
+{
+    mx_ticket *t = reading_ticket(r, MX_COLD_PROBE, 0);
+    if (t == NULL || submit(e, t) != MX_OK) {
+        return false;
+    }
+    r->ticket = t;
+    return true;
+}
+
+bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe)
+{
+    size_t n_pages = probe->n_full + (probe->tail_rows > 0);
+    mx_ticket *t = reading_ticket(r, MX_COLD_READ, n_pages);
+    if (t == NULL) {
+        return false;
+    }
+    while (t->n_pages < n_pages) {
+        mx_page *page = mx_admit_page(e);
+        if (page == NULL) {
+            break; /* everything is in use: read as many as there is room for */
+        }
+        t->pages[t->n_pages] = page;
+        t->payloads[t->n_pages++] = page->payload;
+    }
+    bool has_all = t->n_pages == n_pages;
+    t->job.n_full = has_all ? probe->n_full : t->n_pages;
+    t->job.tail_id = probe->tail_id;
+    t->job.tail_file_rows = probe->tail_file_rows;
+    t->job.tail_rows = has_all ? probe->tail_rows : 0;
+    t->job.read_bytes = probe->read_bytes;
+    t->job.payloads = t->payloads;
+    if (t->n_pages == 0) {
+        free_ticket(e, t);
+        return false;
+    }
+    if (submit(e, t) != MX_OK) {
+        return false;
+    }
+    r->ticket = t;
+    return true;
+}
+
+void mx_ticket_abandon(mx_request *r)
+{
+    if (r->ticket != NULL) {
+        r->ticket->request = NULL;
+        r->ticket = NULL;
+    }
+}
+
+/* ---- writing ---------------------------------------------------------------------------------- */
+
+static const mx_hash256 *parent_id(const mx_request *r, size_t page)
+{
+    return page > 0 ? &r->seq.pages[page - 1]->id : &r->root;
+}
+
+/* Offers n_rows rows of one page; MX_OK also when it is known to be there. */
+static mx_err store_page(mx_engine *e, mx_request *r, size_t index, uint32_t n_rows,
+                         const mx_hash256 *id)
+{
+    mx_page *page = r->seq.pages[index];
+    bool is_full = n_rows == MX_PAGE_TOKENS;
+    if ((is_full && page->is_stored) || mx_cold_has_page(e->cold, id)) {
+        return MX_OK;
+    }
+    mx_ticket *t = new_ticket(MX_COLD_WRITE_PAGE, &r->root, 1);
+    if (t == NULL) {
+        return MX_E_NOMEM;
+    }
+    t->pages[0] = mx_page_ref(page);
+    t->n_pages = 1;
+    t->job.parent_id = *parent_id(r, index);
+    t->job.first_page = index;
+    t->job.tokens = page->tokens;
+    t->job.n_tokens = n_rows;
+    t->job.payload = page->payload;
+    t->job.page_id = *id;
+    MX_TRY(submit(e, t));
+    page->is_stored = page->is_stored || is_full;
+    return MX_OK;
+}
+
+static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind, const mx_hash256 *tail_id)
+{
+    size_t n_full = r->seq.n_tokens / MX_PAGE_TOKENS;
+    size_t n_ids = n_full + (tail_id != NULL);
+    mx_ticket *t = n_ids > 0 ? new_ticket(MX_COLD_WRITE_SESSION, &r->root, 0) : NULL;
+    if (t == NULL) {
+        return;
+    }
+    t->ids = mx_alloc(n_ids * sizeof *t->ids);
+    if (t->ids == NULL) {
+        free_ticket(e, t);
+        return;
+    }
+    for (size_t i = 0; i < n_full; i++) {
+        t->ids[i] = r->seq.pages[i]->id;
+    }
+    if (tail_id != NULL) {
+        t->ids[n_full] = *tail_id;
+    }
+    t->job.page_ids = t->ids;
+    t->job.n_pages = n_ids;
+    t->job.n_session_tokens = tail_id != NULL ? r->seq.n_tokens : n_full * MX_PAGE_TOKENS;
+    t->job.entry_kind = kind == MX_ENTRY_TURN;
+    t->job.session_id = t->ids[n_ids - 1];
+    (void)submit(e, t);
+}
+
+void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_entry)
+{
+    if (e->cold == NULL || r->params.cache != MX_CACHE_USE ||
+        r->seq.n_tokens < e->cfg.cold_min_tokens)
+    {
+        return;
+    }
+    size_t n_full = r->seq.n_tokens / MX_PAGE_TOKENS;
+    while (r->n_cold_pages < n_full) {
+        const mx_hash256 *id = &r->seq.pages[r->n_cold_pages]->id;
+        if (store_page(e, r, r->n_cold_pages, MX_PAGE_TOKENS, id) != MX_OK) {
+            if (with_entry && kind == MX_ENTRY_TURN) {
+                mx_log(MX_LOG_WARN, "cold: request=%s the write queue is full, pages_dropped=%zu",
+                       r->params.id, n_full - r->n_cold_pages);
+            }
+            return; /* a manifest without its pages would promise what is not there */
+        }
+        r->n_cold_pages++;
+    }
+    if (!with_entry) {
+        return;
+    }
+    uint32_t n_rows = (uint32_t)(r->seq.n_tokens % MX_PAGE_TOKENS);
+    if (kind == MX_ENTRY_PROMPT || n_rows == 0) {
+        store_session(e, r, kind, NULL);
+        return;
+    }
+    mx_page *tail = r->seq.pages[n_full];
+    mx_hash256 id = mx_page_identity(&r->root, parent_id(r, n_full), tail->tokens, n_rows);
+    if (store_page(e, r, n_full, n_rows, &id) == MX_OK) {
+        store_session(e, r, kind, &id);
+    }
+}
+
+/* ---- completions ------------------------------------------------------------------------------ */
+
+static void unlink_ticket(mx_engine *e, mx_ticket *t)
+{
+    mx_ticket **link = &e->tickets;
+    while (*link != t) {
+        link = &(*link)->next;
+    }
+    *link = t->next;
+}
+
+static void complete(mx_engine *e, mx_ticket *t)
+{
+    mx_request *r = t->request;
+    if (t->job.kind == MX_COLD_WRITE_PAGE && t->job.status != MX_OK) {
+        t->pages[0]->is_stored = false; /* offer it again with the next entry that uses it */
+    }
+    if (r == NULL) {
+        return;
+    }
+    r->ticket = NULL;
+    if (t->job.kind == MX_COLD_PROBE) {
+        mx_admit_probed(e, r, &t->job);
+    } else if (t->job.kind == MX_COLD_READ) {
+        mx_admit_read(e, r, &t->job, t->pages);
+    }
+}
+
+bool mx_ticket_collect(mx_engine *e)
+{
+    bool any = false;
+    mx_cold_job *job;
+    while (e->cold != NULL && (job = mx_cold_poll(e->cold)) != NULL) {
+        mx_ticket *t = job->user;
+        unlink_ticket(e, t);
+        complete(e, t);
+        free_ticket(e, t);
+        any = true;
+    }
+    return any;
+}
+
+void mx_ticket_release_all(mx_engine *e)
+{
+    while (e->tickets != NULL) {
+        mx_ticket *t = e->tickets;
+        e->tickets = t->next;
+        if (t->request != NULL) {
+            t->request->ticket = NULL;
+        }
+        free_ticket(e, t);
+    }
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * sched_internal.h: the engine's own structures, shared by the files of this folder only.
+ *
+ * Threads: everything in mx_engine and mx_request belongs to the engine thread, except what stands
+ * under "shared" with the lock that guards it. Lock order: engine.mu before request.mu; neither is
+ * held while user code (wake) runs or while anything is computed.
+ */
+#ifndef MX_SCHED_INTERNAL_H
+#define MX_SCHED_INTERNAL_H
+
+#include "sched/engine.h"
+#include "sched/sched_text.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    MX_OUT_PAUSE_BYTES = 64 << 10,     /* unread output at which a sequence is paused */
+    MX_OUT_ABANDON_US = 60 * 1000000,  /* unread for so long: the reader is gone */
+    MX_ADMIT_TOKENS = 256,             /* answer tokens an admission sets aside pages for */
+};
+
+typedef enum mx_run_state {
+    MX_RUN_QUEUED,   /* waiting for admission; holds no pages */
+    MX_RUN_PROBING,  /* the cold tier is looking; whole RAM pages are held */
+    MX_RUN_READING,  /* the cold tier is filling pages */
+    MX_RUN_ACTIVE,   /* has pages; tokens are being fed or sampled */
+    MX_RUN_DONE
+} mx_run_state;
+
+/* A token's log probability record that waits until its text may be shown. */
+typedef struct mx_held_token {
+    mx_sample sample;
+    uint64_t begin, end; /* the clean text it contributed to: [begin, end) of mx_text.n_clean */
+    uint32_t piece_begin, piece_end;
+} mx_held_token;
+
+typedef struct mx_ticket mx_ticket; /* sched_cold.c: a job that the cold tier holds for us */
+
+struct mx_request {
+    /* Constant after create. */
+    mx_engine *engine;
+    mx_request_params params; /* pointers in it are ours */
+    mx_hash256 root;
+    mx_logit_bias *bias;
+    mx_str *stops;
+    char *stop_bytes;
+    size_t n_prompt;
+    size_t max_total;         /* prompt + answer tokens, at most */
+
+    _Atomic uint32_t refs;
+    _Atomic bool is_cancelled;
+
+    /* Engine thread. */
+    mx_run_state state;
+    mx_request *next;         /* link in the queue or the list of runs */
+    int32_t *tokens;          /* [max_total] prompt, then what was sampled */
+    size_t n_tokens;
+    mx_seq seq;               /* seq.n_tokens of them have been fed */
+    mx_sampler *sampler;
+    mx_text text;
+    float *hidden;            /* [n_embd] the model's output after hidden_at tokens */
+    size_t hidden_at;         /* 0 = none; == n_tokens: ready to sample */
+    bool is_prompt_done;
+    bool was_admitted;        /* the statistics of the prompt are settled */
+    mx_held_token *held;      /* [n_held] */
+    size_t n_held, held_cap;
+    mx_buf held_pieces;
+    mx_ticket *ticket;        /* the probe or read we wait for */
+    uint64_t wait_deadline_us; /* when we stop waiting for it */
+    size_t n_cold_pages;      /* pages of seq that were handed to the cold writer */
+    mx_bank_match match;            /* what RAM offered */
+    uint64_t submit_us, admit_us, prefill_done_us, paused_since_us;
+
+    /* Shared, under mu. */
+    pthread_mutex_t mu;
+    mx_output out;            /* what the reader has not fetched; finish = set at the end */
+    bool wants_room;          /* the engine paused this run: tell it when the reader fetched */
+    mx_request_stats stats;
+};
+
+struct mx_engine {
+    mx_engine_config cfg;
+    mx_model *model;
+    const mx_model_config *mc;
+    const mx_tokenizer *tok;
+    mx_kv_pool *pool;
+    mx_bank *bank;
+    mx_cold *cold;            /* NULL = off */
+    mx_hash256 root;          /* without salt */
+    size_t max_seq_tokens;
+
+    mx_request *queue;        /* waiting, oldest first */
+    mx_request *runs;         /* probing, reading, active; admission order */
+    size_t n_runs;
+    size_t turn;              /* which prefill goes next */
+    mx_ticket *tickets;       /* all jobs that the cold tier holds */
+    double us_per_token;      /* measured prefill cost, 0 = not yet */
+    mx_engine_stats live;     /* published from time to time */
+
+    /* One pass. */
+    mx_batch_row *rows;       /* [prefill_chunk + max_running] */
+    float *hidden;            /* [max_running][n_embd] */
+    float *logits;            /* [max_running][n_vocab] */
+    mx_request **batch_runs;  /* [max_running] */
+    size_t *batch_first;      /* [max_running] first row of that run, */
+    size_t *batch_count;      /* and how many */
+
+    /* Shared, under mu. */
+    pthread_mutex_t mu;
+    pthread_cond_t wake;
+    mx_request *incoming;     /* submitted, newest last */
+    mx_request **incoming_end;
+    size_t n_waiting;         /* incoming + queue */
+    bool is_woken;
+    bool is_stopping;
+    uint64_t stop_deadline_us, flush_us;
+    mx_engine_stats published;
+    pthread_t thread;
+};
+
+/* engine.c */
+void mx_engine_wake(mx_engine *e); /* any thread */
+
+/* sched_request.c */
+/* Ends a request: releases its pages, tells the reader. text may be NULL. */
+void mx_request_end(mx_request *r, mx_finish finish, mx_err error, const char *text);
+/* Gives one sampled token's text (and record) to the reader; true = a stop string ended it. */
+bool mx_request_emit(mx_request *r, const mx_sample *s);
+void mx_request_flush_text(mx_request *r);
+size_t mx_request_unread(mx_request *r);
+void mx_request_wake_reader(mx_request *r);
+
+/* sched_admit.c */
+/* Starts queued requests as far as pages allow; true when something changed. */
+bool mx_admit_all(mx_engine *e);
+/* The cold tier answered a probe, */
+void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job);
+/* or a read: pages[0..n_pages-1] belong to the caller, the first job->n_read of them are filled. */
+void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages);
+/* Goes on with what RAM has. */
+void mx_admit_without_cold(mx_engine *e, mx_request *r);
+/* A page from the pool, evicting from the bank where needed; NULL when everything is in use. */
+mx_page *mx_admit_page(mx_engine *e);
+/* Takes a run off the list and puts it back at the front of the queue, its work kept in the bank. */
+void mx_admit_requeue(mx_engine *e, mx_request *r);
+
+/* sched_step.c */
+/* One forward pass with whatever is ready; true when something was done. */
+bool mx_step(mx_engine *e);
+/* Writes the end of a run into both tiers. */
+void mx_step_commit_turn(mx_engine *e, mx_request *r);
+
+/* sched_cold.c */
+/* Hands a probe or a read over for r; false = go on without the cold tier. */
+bool mx_ticket_probe(mx_engine *e, mx_request *r);
+bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe);
+/* r no longer waits for its ticket; what comes back is dropped. */
+void mx_ticket_abandon(mx_request *r);
+/* Queues what the sequence has and the folder lacks; with_entry: also the tail (of a turn) and the
+ * manifest. */
+void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_entry);
+bool mx_ticket_collect(mx_engine *e);     /* polls finished jobs; true when there was one */
+void mx_ticket_release_all(mx_engine *e); /* after the tier was closed */
+
+#endif

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One pass of the engine: choose rows, make room for them, compute, commit, sample.
+ *
+ * A run has tokens (its prompt, then what was sampled) and a sequence that has been fed the first of
+ * them. What is left to feed is a prompt's chunk, or the one token sampled last; there is no other
+ * difference between reading and writing. Decode rows come first; prompts share the rest of the pass
+ * in turn, less of it while somebody is waiting for a next token.
+ */
+#include "sched/sched_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+/* Prompt rows per pass while other sequences decode: their next token waits for the pass, about
+ * 0.2 s on two slow cores, while a prompt still runs at most of its speed. */
+static const size_t SHARED_CHUNK = 128;
+
+static bool is_paused(mx_request *r)
+{
+    if (!r->is_prompt_done || mx_request_unread(r) < MX_OUT_PAUSE_BYTES) {
+        r->paused_since_us = 0;
+        return false;
+    }
+    if (r->paused_since_us == 0) {
+        r->paused_since_us = mx_now_us();
+    }
+    return true;
+}
+
+static size_t n_pending(const mx_request *r)
+{
+    return r->n_tokens - r->seq.n_tokens;
+}
+
+/* ---- plan ------------------------------------------------------------------------------------- */
+
+typedef struct plan {
+    size_t n_runs;
+    size_t n_rows;
+    size_t n_prompt_rows;
+} plan;
+
+static void plan_add(mx_engine *e, plan *p, mx_request *r, size_t n)
+{
+    e->batch_runs[p->n_runs] = r;
+    e->batch_count[p->n_runs] = n;
+    p->n_runs++;
+    p->n_rows += n;
+}
+
+/* Rows of r in this pass: up to `room`, ending on a page border where the prompt goes on behind it,
+ * so that what a cancelled prompt leaves is whole pages. */
+static size_t chunk_of(const mx_request *r, size_t room)
+{
+    size_t left = n_pending(r);
+    if (left <= room) {
+        return left;
+    }
+    size_t end = (r->seq.n_tokens + room) / MX_PAGE_TOKENS * MX_PAGE_TOKENS;
+    return end > r->seq.n_tokens ? end - r->seq.n_tokens : room;
+}
+
+static void make_plan(mx_engine *e, plan *p)
+{
+    size_t n_prompts = 0;
+    for (mx_request *r = e->runs; r != NULL; r = r->next) {
+        if (r->state != MX_RUN_ACTIVE || n_pending(r) == 0) {
+            continue;
+        }
+        if (r->is_prompt_done && n_pending(r) == 1) {
+            if (!is_paused(r)) {
+                plan_add(e, p, r, 1);
+            }
+        } else {
+            n_prompts++;
+        }
+    }
+    if (n_prompts == 0) {
+        return;
+    }
+    size_t room = p->n_rows > 0 ? mx_min_size(SHARED_CHUNK, e->cfg.prefill_chunk)
+                                : e->cfg.prefill_chunk;
+    /* Everybody gets the first place in turn; two walks over the list make the circle. */
+    size_t first = e->turn++ % n_prompts;
+    for (size_t lap = 0; lap < 2; lap++) {
+        size_t i = 0;
+        for (mx_request *r = e->runs; r != NULL; r = r->next) {
+            bool is_prompt = r->state == MX_RUN_ACTIVE && n_pending(r) > 0 &&
+                             !(r->is_prompt_done && n_pending(r) == 1);
+            if (!is_prompt) {
+                continue;
+            }
+            bool is_ours = lap == 0 ? i >= first : i < first;
+            i++;
+            if (is_ours && room > 0 && p->n_runs < e->cfg.max_running) {
+                size_t n = chunk_of(r, room);
+                plan_add(e, p, r, n);
+                p->n_prompt_rows += n;
+                room -= n;
+            }
+        }
+    }
+}
+
+/* ---- room ------------------------------------------------------------------------------------- */
+
+static void unplan(mx_engine *e, plan *p, const mx_request *r)
+{
+    for (size_t i = 0; i < p->n_runs; i++) {
+        if (e->batch_runs[i] == r) {
+            e->batch_count[i] = 0;
+        }
+    }
+}
+
+static mx_request *youngest(mx_engine *e)
+{
+    mx_request *last = NULL;
+    for (mx_request *r = e->runs; r != NULL; r = r->next) {
+        if (r->state == MX_RUN_ACTIVE && r->seq.n_pages > 0) {
+            last = r;
+        }
+    }
+    return last;
+}
+
+/* Makes n rows of r writable: evicts from the bank, then sends the youngest run back to the line.
+ * False: r itself had to go, or must wait for pages that the cold writer holds. */
+static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
+{
+    size_t n_pages = n / MX_PAGE_TOKENS + 2;
+    while (mx_seq_reserve(&r->seq, n) != MX_OK) {
+        if (mx_bank_evict(e->bank, n_pages) > 0) {
+            continue;
+        }
+        mx_request *victim = youngest(e);
+        if (victim == NULL || victim == r) {
+            unplan(e, p, r);
+            mx_seq_rollback(&r->seq);
+            if (e->n_runs > 1 && victim == r) {
+                mx_admit_requeue(e, r);
+            }
+            return false;
+        }
+        unplan(e, p, victim);
+        mx_admit_requeue(e, victim);
+    }
+    return true;
+}
+
+/* Oldest first, so that a run that gives way has not been served in this pass. */
+static void reserve_all(mx_engine *e, plan *p)
+{
+    mx_request *next;
+    for (mx_request *r = e->runs; r != NULL; r = next) {
+        next = r->next;
+        for (size_t i = 0; i < p->n_runs; i++) {
+            if (e->batch_runs[i] == r && e->batch_count[i] > 0) {
+                make_room(e, p, r, e->batch_count[i]);
+                /* Requeuing may have unlinked runs behind r, or r. */
+                next = r->state == MX_RUN_ACTIVE ? r->next : NULL;
+                break;
+            }
+        }
+    }
+    size_t n_runs = 0;
+    p->n_rows = 0;
+    for (size_t i = 0; i < p->n_runs; i++) {
+        if (e->batch_count[i] > 0) {
+            e->batch_runs[n_runs] = e->batch_runs[i];
+            e->batch_count[n_runs++] = e->batch_count[i];
+            p->n_rows += e->batch_count[i];
+        }
+    }
+    p->n_runs = n_runs;
+}
+
+/* ---- compute ---------------------------------------------------------------------------------- */
+
+typedef struct cancel_view {
+    mx_request *const *runs;
+    size_t n_runs;
+} cancel_view;
+
+static bool any_cancelled(void *arg)
+{
+    const cancel_view *v = arg;
+    for (size_t i = 0; i < v->n_runs; i++) {
+        if (atomic_load_explicit(&v->runs[i]->is_cancelled, memory_order_relaxed)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Fills the rows; run i's hidden vector goes to hidden[slot[i]] when its tokens end in this pass.
+ * Slots ascend without gaps. */
+static size_t fill_rows(mx_engine *e, const plan *p)
+{
+    size_t row = 0;
+    size_t n_hidden = 0;
+    for (size_t i = 0; i < p->n_runs; i++) {
+        mx_request *r = e->batch_runs[i];
+        e->batch_first[i] = row;
+        for (size_t k = 0; k < e->batch_count[i]; k++) {
+            size_t pos = r->seq.n_tokens + k;
+            bool is_last = pos + 1 == r->n_tokens;
+            e->rows[row++] = (mx_batch_row){
+                .seq = &r->seq,
+                .pos = (uint32_t)pos,
+                .token = r->tokens[pos],
+                .hidden_to = is_last ? (int32_t)n_hidden++ : -1,
+            };
+        }
+    }
+    return n_hidden;
+}
+
+static void rollback_all(mx_engine *e, const plan *p)
+{
+    for (size_t i = 0; i < p->n_runs; i++) {
+        mx_seq_rollback(&e->batch_runs[i]->seq);
+    }
+}
+
+static void fail_pass(mx_engine *e, const plan *p, mx_err err, uint32_t bad_row, const char *text)
+{
+    rollback_all(e, p);
+    for (size_t i = 0; i < p->n_runs; i++) {
+        bool is_guilty = err != MX_E_NONFINITE ||
+                         (bad_row >= e->batch_first[i] &&
+                          bad_row < e->batch_first[i] + e->batch_count[i]);
+        if (is_guilty) {
+            mx_log(MX_LOG_ERROR, "compute: request=%s %s", e->batch_runs[i]->params.id, text);
+            mx_request_end(e->batch_runs[i], MX_FINISH_ERROR, err, text);
+        }
+    }
+}
+
+/* ---- sample ----------------------------------------------------------------------------------- */
+
+/* What an entry can be resumed from without a forward pass. */
+static const float *end_hidden(const mx_request *r)
+{
+    return r->hidden_at == r->seq.n_tokens && r->hidden_at > 0 ? r->hidden : NULL;
+}
+
+void mx_step_commit_turn(mx_engine *e, mx_request *r)
+{
+    if (r->params.cache != MX_CACHE_USE || r->seq.n_tokens == 0) {
+        return;
+    }
+    mx_errbuf eb;
+    (void)mx_bank_insert_pages(e->bank, &r->seq);
+    if (mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_TURN, end_hidden(r), &eb) != MX_OK) {
+        mx_log(MX_LOG_INFO, "bank: request=%s not kept: %s", r->params.id, eb.text);
+    }
+    mx_ticket_store(e, r, MX_ENTRY_TURN, true);
+}
+
+static void end_turn(mx_engine *e, mx_request *r, mx_finish finish)
+{
+    mx_step_commit_turn(e, r);
+    mx_request_end(r, finish, MX_OK, NULL);
+}
+
+static void settle_prompt(mx_engine *e, mx_request *r)
+{
+    r->is_prompt_done = true;
+    r->prefill_done_us = mx_now_us();
+    if (r->params.cache == MX_CACHE_USE) {
+        (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_PROMPT, end_hidden(r), NULL);
+        mx_ticket_store(e, r, MX_ENTRY_PROMPT, true);
+    }
+    pthread_mutex_lock(&r->mu);
+    r->stats.has_started = true;
+    r->stats.prefill_us = r->prefill_done_us - r->admit_us - r->stats.restore_us;
+    pthread_mutex_unlock(&r->mu);
+}
+
+/* All tokens of r have been fed: choose the next one. */
+static void sample_next(mx_engine *e, mx_request *r, float *logits)
+{
+    if (r->max_total == r->n_tokens) { /* max_tokens 0: the prompt was all that was asked for */
+        end_turn(e, r, MX_FINISH_LENGTH);
+        return;
+    }
+    mx_sample s;
+    mx_sampler_sample(r->sampler, logits, r->n_tokens, &s);
+    if (mx_tokenizer_is_eog(e->tok, s.token) && !r->params.ignore_eos) {
+        mx_request_flush_text(r);
+        end_turn(e, r, MX_FINISH_STOP);
+        return;
+    }
+    r->tokens[r->n_tokens++] = s.token;
+    mx_sampler_accept(r->sampler, s.token, true);
+    e->live.n_generated_tokens++;
+    if (mx_request_emit(r, &s)) {
+        end_turn(e, r, MX_FINISH_STOP);
+    } else if (r->state != MX_RUN_DONE && r->n_tokens == r->max_total) {
+        mx_request_flush_text(r);
+        end_turn(e, r, MX_FINISH_LENGTH);
+    } else {
+        mx_request_wake_reader(r);
+    }
+}
+
+/* Runs that were restored with their hidden vector need no forward pass, only the LM head. */
+static bool sample_restored(mx_engine *e)
+{
+    bool any = false;
+    mx_request *next;
+    for (mx_request *r = e->runs; r != NULL; r = next) {
+        next = r->next;
+        if (r->state != MX_RUN_ACTIVE || n_pending(r) != 0 || r->hidden_at != r->n_tokens) {
+            continue;
+        }
+        any = true;
+        if (!mx_model_logits(e->model, r->hidden, 1, e->logits)) {
+            mx_request_end(r, MX_FINISH_ERROR, MX_E_NONFINITE, "the logits are not finite");
+            continue;
+        }
+        if (!r->is_prompt_done) {
+            settle_prompt(e, r);
+        }
+        sample_next(e, r, e->logits);
+    }
+    return any;
+}
+
+/* ---- commit ----------------------------------------------------------------------------------- */
+
+static void note_speed(mx_engine *e, const plan *p, uint64_t pass_us)
+{
+    /* Only passes that are nearly all prompt say what a prompt token costs. */
+    if (p->n_prompt_rows < 32 || p->n_prompt_rows * 2 < p->n_rows) {
+        return;
+    }
+    double us = (double)pass_us / (double)p->n_rows;
+    e->us_per_token = e->us_per_token > 0 ? 0.7 * e->us_per_token + 0.3 * us : us;
+}
+
+/* Run i of the pass has its rows: they become part of its sequence and of both tiers. */
+static void commit_run(mx_engine *e, size_t i, size_t hidden_slot)
+{
+    mx_request *r = e->batch_runs[i];
+    size_t n = e->batch_count[i];
+    size_t old_pages = r->seq.n_tokens / MX_PAGE_TOKENS;
+    mx_seq_commit(&r->seq, r->tokens + r->seq.n_tokens, n);
+    if (r->seq.n_tokens == r->n_tokens) {
+        memcpy(r->hidden, e->hidden + hidden_slot * e->mc->n_embd, e->mc->n_embd * sizeof(float));
+        r->hidden_at = r->n_tokens;
+    }
+    if (r->params.cache == MX_CACHE_USE && r->seq.n_tokens / MX_PAGE_TOKENS > old_pages) {
+        (void)mx_bank_insert_pages(e->bank, &r->seq);
+        mx_ticket_store(e, r, MX_ENTRY_PROMPT, false);
+    }
+    if (!r->is_prompt_done && r->seq.n_tokens >= r->n_prompt) {
+        settle_prompt(e, r);
+    }
+}
+
+static void finish_pass(mx_engine *e, const plan *p, size_t n_hidden)
+{
+    bool is_sound = n_hidden == 0 ||
+                    mx_model_logits(e->model, e->hidden, (uint32_t)n_hidden, e->logits);
+    size_t n_vocab = e->mc->n_vocab;
+    size_t slot = 0;
+    for (size_t i = 0; i < p->n_runs; i++) {
+        mx_request *r = e->batch_runs[i];
+        bool ends = r->seq.n_tokens + e->batch_count[i] == r->n_tokens;
+        float *logits = e->logits + slot * n_vocab;
+        if (ends && !is_sound && !mx_model_kern(e->model)->all_finite(logits, n_vocab)) {
+            mx_seq_rollback(&r->seq);
+            mx_log(MX_LOG_ERROR, "compute: request=%s the logits are not finite", r->params.id);
+            mx_request_end(r, MX_FINISH_ERROR, MX_E_NONFINITE, "the logits are not finite");
+        } else {
+            commit_run(e, i, slot);
+            if (ends) {
+                sample_next(e, r, logits);
+            }
+        }
+        slot += ends;
+    }
+}
+
+bool mx_step(mx_engine *e)
+{
+    bool any = sample_restored(e);
+    plan p = {0};
+    make_plan(e, &p);
+    reserve_all(e, &p);
+    if (p.n_runs == 0) {
+        return any;
+    }
+    size_t n_hidden = fill_rows(e, &p);
+    cancel_view view = {.runs = e->batch_runs, .n_runs = p.n_runs};
+    mx_batch batch = {
+        .rows = e->rows,
+        .n_rows = (uint32_t)p.n_rows,
+        .hidden = e->hidden,
+        .n_hidden_rows = (uint32_t)n_hidden,
+        .is_cancelled = any_cancelled,
+        .cancel_arg = &view,
+    };
+    uint32_t bad_row = 0;
+    mx_errbuf eb = {{0}};
+    uint64_t begin = mx_now_us();
+    mx_err err = mx_model_forward(e->model, &batch, &bad_row, &eb);
+    if (err == MX_E_CANCELLED) {
+        rollback_all(e, &p);
+    } else if (err != MX_OK) {
+        fail_pass(e, &p, err, bad_row, eb.text);
+    } else {
+        note_speed(e, &p, mx_now_us() - begin);
+        finish_pass(e, &p, n_hidden);
+        mx_bank_trim(e->bank);
+    }
+    return true;
+}
