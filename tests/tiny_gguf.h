@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tiny_gguf.h: writes small model files with random weights, the same bytes for the same
+ * description on every machine. For tests only; aborts when memory or the disk fails.
+ *
+ * The vocabulary is byte-level BPE: ids 0..255 are the bytes, 256 is "th" (the only merge), then
+ * "tok257"...; the last three are the control tokens <|im_start|>, <|im_end|>, <|endoftext|>
+ * (BOS and EOS is the last one, end of turn <|im_end|>).
+ */
+#ifndef MX_TINY_GGUF_H
+#define MX_TINY_GGUF_H
+
+#include "base/buf.h"
+#include "base/qtype.h"
+
+typedef struct mx_tiny_spec {
+    const char *arch; /* "llama", "qwen2", "qwen3"; any other is written with llama's keys */
+    uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_ctx;
+    mx_qtype type;      /* of the matrices in the layers */
+    mx_qtype embd_type; /* of token_embd and output */
+    bool is_tied;       /* no output matrix */
+    bool has_rope_freqs;
+    bool has_fused_qkv;
+    bool has_qk_norm;
+    bool has_qkv_bias;
+    uint64_t seed;
+    const char *chat_template; /* NULL: a short ChatML one */
+    const char *omit;          /* name of a key or tensor to leave out, or NULL */
+    const char *wide;          /* name of a tensor that gets one row too many, or NULL */
+} mx_tiny_spec;
+
+/* llama, 2 layers, E 64, 4/2 heads of 16, FF 96, 331 tokens, context 512, F32, tied, seed 1. */
+mx_tiny_spec mx_tiny_default(void);
+
+void mx_tiny_build(mx_buf *out, const mx_tiny_spec *spec);
+void mx_tiny_write(const char *path, const mx_tiny_spec *spec);
+
+/* The random numbers behind it, for tests that need the same on every machine. */
+uint64_t mx_tiny_random(uint64_t *state);
+double mx_tiny_normal(uint64_t *state); /* mean 0, deviation 1, within +-3.5 */
+
+#endif
