@@ -262,7 +262,7 @@ static void *engine_main(void *arg)
             publish_stats(e);
             published_us = now;
         }
-        if (!progress && !mx_bank_idle(e->bank)) {
+        if (!progress && !mx_bank_idle(e->bank) && !mx_kv_pool_idle(e->pool)) {
             sleep_until_woken(e);
         }
     }

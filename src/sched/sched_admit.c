@@ -226,15 +226,8 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
         mx_page *page = pages[i];
         uint32_t n_rows = i < job->n_full ? MX_PAGE_TOKENS : (uint32_t)job->tail_rows;
         mx_page *parent = r->seq.n_pages > 0 ? r->seq.pages[r->seq.n_pages - 1] : NULL;
-        page->parent = parent != NULL ? mx_page_ref(parent) : NULL;
-        page->index = r->seq.n_pages;
-        page->n_rows = n_rows;
+        mx_page_link(page, parent, &r->root, tokens, n_rows);
         page->is_stored = n_rows == MX_PAGE_TOKENS;
-        memcpy(page->tokens, tokens, n_rows * sizeof *tokens);
-        if (n_rows == MX_PAGE_TOKENS) {
-            const mx_hash256 *parent_id = parent != NULL ? &parent->id : &r->root;
-            page->id = mx_page_identity(&r->root, parent_id, tokens, n_rows);
-        }
         tokens += n_rows;
         pages[i] = NULL;
         if (mx_seq_push_page(&r->seq, page, n_rows) != MX_OK) {
