@@ -350,8 +350,11 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
     return err;
 }
 
-static void destroy(mx_engine *e)
+void mx_engine_destroy(mx_engine *e)
 {
+    if (e == NULL) {
+        return;
+    }
     if (e->cold != NULL) {
         mx_cold_close(e->cold);
         e->cold = NULL;
@@ -403,7 +406,7 @@ mx_err mx_engine_start(mx_engine **out, const mx_engine_config *cfg, mx_errbuf *
         }
     }
     if (err != MX_OK) {
-        destroy(e);
+        mx_engine_destroy(e);
         return err;
     }
     *out = e;
@@ -423,7 +426,6 @@ void mx_engine_stop(mx_engine *e, uint64_t drain_us, uint64_t flush_us)
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->mu);
     pthread_join(e->thread, NULL);
-    destroy(e);
 }
 
 void mx_engine_get_stats(mx_engine *e, mx_engine_stats *out)

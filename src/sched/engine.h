@@ -41,8 +41,11 @@ typedef struct mx_engine_config {
 /* Starts the engine thread. */
 mx_err mx_engine_start(mx_engine **out, const mx_engine_config *cfg, mx_errbuf *eb);
 /* Stops taking requests, gives running ones drain_us to end, cancels the rest, flushes the cold tier
- * for at most flush_us (logs "shutdown: SSD session cache flushed" when that succeeded), joins. */
+ * for at most flush_us (logs "shutdown: SSD session cache flushed" when that succeeded), joins.
+ * Requests may still be read, cancelled and released until mx_engine_destroy. */
 void mx_engine_stop(mx_engine *e, uint64_t drain_us, uint64_t flush_us);
+/* After stop, when no request is left in anybody's hands. NULL is allowed. */
+void mx_engine_destroy(mx_engine *e);
 
 /* ---- requests --------------------------------------------------------------------------------- */
 
@@ -130,6 +133,7 @@ typedef struct mx_engine_stats {
     bool has_cold;
     mx_cold_stats cold;
     uint64_t n_requests, n_prompt_tokens, n_ram_tokens, n_ssd_tokens, n_generated_tokens;
+    uint64_t n_requeued;      /* runs that gave way for want of pages */
 } mx_engine_stats;
 void mx_engine_get_stats(mx_engine *e, mx_engine_stats *out); /* any thread; a recent snapshot */
 

@@ -279,6 +279,7 @@ void mx_admit_requeue(mx_engine *e, mx_request *r)
     mx_seq_init(&r->seq, e->pool, &r->root);
     r->state = MX_RUN_QUEUED;
     r->hidden_at = 0;
+    e->live.n_requeued++;
     mx_request **link = &e->runs;
     while (*link != r) {
         link = &(*link)->next;

@@ -186,7 +186,7 @@ void mx_request_get_stats(mx_request *r, mx_request_stats *out)
 size_t mx_request_unread(mx_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    size_t n = r->out.text.len + r->out.pieces.len;
+    size_t n = r->out.text.len + r->out.pieces.len + r->out.n_tokens * sizeof *r->out.tokens;
     r->wants_room = n >= MX_OUT_PAUSE_BYTES;
     pthread_mutex_unlock(&r->mu);
     return n;
