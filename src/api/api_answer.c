@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A running answer: one engine request per prompt, and their output turned into one JSON object or
+ * a stream of server-sent events.
+ *
+ * Made on a worker (mx_api_answer), then owned by the HTTP loop thread: pull and closed run there.
+ * The engine thread only reaches the waker. After mx_http_stream or mx_http_defer the worker must
+ * not touch the answer again: it may be over already.
+ */
+#include "api/api_state.h"
+#include "api/api_write.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <sys/random.h>
+
+enum { KEEP_ALIVE_MS = 10000 };
+
+typedef struct choice {
+    mx_output out;
+    mx_finish finish;
+    mx_buf text;      /* collected text of an answer that is not streamed */
+    mx_logprobs logprobs;
+} choice;
+
+typedef struct answer {
+    mx_api *api;
+    mx_waker *waker;
+    const mx_tokenizer *tokenizer;
+    bool is_chat, stream, include_usage, want_logprobs;
+    bool has_begun;              /* the role chunk was sent */
+    unsigned status;             /* what the log says */
+    const char *prompt_source;
+    mx_cache_policy policy;
+    uint64_t received_us;
+    char request_id[48];
+    mx_buf head;                 /* {"id":...,"system_fingerprint":"..." */
+    size_t n;
+    mx_request **requests;       /* [n] */
+    choice *choices;             /* [n] */
+} answer;
+
+static void answer_free(answer *s)
+{
+    if (s->waker != NULL) {
+        mx_waker_put(s->api, s->waker);
+    }
+    for (size_t i = 0; i < s->n; i++) {
+        if (s->requests != NULL && s->requests[i] != NULL) {
+            mx_request_unref(s->requests[i]);
+        }
+        if (s->choices != NULL) {
+            mx_output_free(&s->choices[i].out);
+            mx_buf_free(&s->choices[i].text);
+            mx_logprobs_free(&s->choices[i].logprobs);
+        }
+    }
+    mx_free(s->requests);
+    mx_free(s->choices);
+    mx_buf_free(&s->head);
+    mx_free(s);
+}
+
+static void sum_usage(const answer *s, mx_usage *u)
+{
+    *u = (mx_usage){.prompt_source = s->prompt_source, .policy = s->policy};
+    for (size_t i = 0; i < s->n; i++) {
+        mx_request_stats stats;
+        mx_request_get_stats(s->requests[i], &stats);
+        mx_usage_add(u, &stats, i == 0);
+    }
+}
+
+/* ---- finishing ---------------------------------------------------------------------------------- */
+
+/* The first request that failed, as a problem; false = none has. */
+static bool find_problem(answer *s, mx_problem *p)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        choice *c = &s->choices[i];
+        if (c->finish == MX_FINISH_CANCELLED) {
+            mx_problem_set(p, 503, "stopping", NULL, "the request was stopped because the server is "
+                           "shutting down");
+            p->retry_after_s = 5;
+            return true;
+        }
+        if (c->finish == MX_FINISH_ERROR) {
+            const char *text = c->out.error_text[0] == '\0' ? mx_err_name(c->out.error)
+                                                            : c->out.error_text;
+            mx_problem_set(p, 500, mx_err_name(c->out.error), NULL, "the answer could not be computed: "
+                           "%s", text);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void cancel_all(answer *s)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        if (s->requests[i] != NULL) {
+            mx_request_cancel(s->requests[i]);
+        }
+    }
+}
+
+/* Reads what there is. True when every choice has ended or one has failed. */
+static bool read_choices(answer *s)
+{
+    bool all_ended = true, any_failed = false;
+    for (size_t i = 0; i < s->n; i++) {
+        choice *c = &s->choices[i];
+        if (c->finish != MX_FINISH_NONE) {
+            mx_buf_clear(&c->out.text);
+            c->out.n_tokens = 0;
+            continue;
+        }
+        mx_request_read(s->requests[i], &c->out);
+        c->finish = c->out.finish;
+        all_ended = all_ended && c->finish != MX_FINISH_NONE;
+        any_failed = any_failed || c->finish == MX_FINISH_ERROR || c->finish == MX_FINISH_CANCELLED;
+        if (s->want_logprobs) {
+            mx_logprobs_add(&c->logprobs, s->is_chat, s->tokenizer, &c->out);
+        }
+    }
+    return all_ended || any_failed;
+}
+
+/* ---- one object --------------------------------------------------------------------------------- */
+
+static void write_choice(answer *s, size_t i, mx_buf *b)
+{
+    choice *c = &s->choices[i];
+    mx_buf_printf(b, i == 0 ? "{\"index\":%zu," : ",{\"index\":%zu,", i);
+    mx_buf_str(b, s->is_chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
+    mx_http_json_string(b, c->text.ptr == NULL ? "" : c->text.ptr, c->text.len);
+    mx_buf_str(b, s->is_chat ? ",\"refusal\":null},\"logprobs\":" : ",\"logprobs\":");
+    if (s->want_logprobs) {
+        mx_write_logprobs(b, &c->logprobs, s->is_chat);
+    } else {
+        mx_buf_str(b, "null");
+    }
+    mx_buf_printf(b, ",\"finish_reason\":\"%s\"}", mx_finish_name(c->finish));
+    b->failed = b->failed || c->text.failed;
+}
+
+static mx_http_pull pull_object(void *arg, mx_http_exchange *x, mx_buf *out)
+{
+    (void)out;
+    answer *s = arg;
+    bool is_over = read_choices(s);
+    for (size_t i = 0; i < s->n; i++) {
+        mx_buf_append(&s->choices[i].text, s->choices[i].out.text.ptr, s->choices[i].out.text.len);
+    }
+    if (!is_over) {
+        return MX_HTTP_WAIT;
+    }
+    mx_problem p = {0};
+    if (find_problem(s, &p)) {
+        s->status = p.status;
+        cancel_all(s);
+        mx_api_reply_problem(x, &p);
+        return MX_HTTP_END;
+    }
+    mx_usage u;
+    sum_usage(s, &u);
+    mx_buf b = {0};
+    mx_buf_append(&b, s->head.ptr, s->head.len);
+    mx_buf_str(&b, ",\"choices\":[");
+    for (size_t i = 0; i < s->n; i++) {
+        write_choice(s, i, &b);
+    }
+    mx_buf_str(&b, "],\"usage\":");
+    mx_write_usage(&b, &u);
+    mx_buf_str(&b, ",\"timings\":");
+    mx_write_timings(&b, &u);
+    mx_buf_str(&b, "}\n");
+    s->status = b.failed ? 500 : 200;
+    mx_api_reply_json(x, 200, &b);
+    return MX_HTTP_END;
+}
+
+/* ---- a stream ----------------------------------------------------------------------------------- */
+
+static void open_chunk(answer *s, size_t index, mx_buf *b)
+{
+    mx_buf_str(b, "data: ");
+    mx_buf_append(b, s->head.ptr, s->head.len);
+    mx_buf_printf(b, ",\"choices\":[{\"index\":%zu,", index);
+}
+
+static void close_chunk(mx_buf *b, const char *finish_reason)
+{
+    if (finish_reason == NULL) {
+        mx_buf_str(b, ",\"finish_reason\":null}]}\n\n");
+    } else {
+        mx_buf_printf(b, ",\"finish_reason\":\"%s\"}]}\n\n", finish_reason);
+    }
+}
+
+static void stream_begin(answer *s, mx_buf *b)
+{
+    for (size_t i = 0; s->is_chat && i < s->n; i++) {
+        open_chunk(s, i, b);
+        mx_buf_str(b, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null");
+        close_chunk(b, NULL);
+    }
+    s->has_begun = true;
+}
+
+static void stream_text(answer *s, size_t i, mx_buf *b)
+{
+    choice *c = &s->choices[i];
+    if (c->out.text.len == 0 && c->logprobs.n == 0) {
+        return;
+    }
+    open_chunk(s, i, b);
+    mx_buf_str(b, s->is_chat ? "\"delta\":{\"content\":" : "\"text\":");
+    mx_http_json_string(b, c->out.text.ptr == NULL ? "" : c->out.text.ptr, c->out.text.len);
+    mx_buf_str(b, s->is_chat ? "},\"logprobs\":" : ",\"logprobs\":");
+    if (s->want_logprobs) {
+        mx_write_logprobs(b, &c->logprobs, s->is_chat);
+    } else {
+        mx_buf_str(b, "null");
+    }
+    close_chunk(b, NULL);
+}
+
+static void stream_finish(answer *s, size_t i, mx_buf *b)
+{
+    open_chunk(s, i, b);
+    mx_buf_str(b, s->is_chat ? "\"delta\":{},\"logprobs\":null" : "\"text\":\"\",\"logprobs\":null");
+    close_chunk(b, mx_finish_name(s->choices[i].finish));
+}
+
+static void stream_usage(answer *s, mx_buf *b)
+{
+    mx_usage u;
+    sum_usage(s, &u);
+    mx_buf_str(b, "data: ");
+    mx_buf_append(b, s->head.ptr, s->head.len);
+    mx_buf_str(b, ",\"choices\":[],\"usage\":");
+    mx_write_usage(b, &u);
+    mx_buf_str(b, ",\"timings\":");
+    mx_write_timings(b, &u);
+    mx_buf_str(b, "}\n\n");
+}
+
+static mx_http_pull pull_stream(void *arg, mx_http_exchange *x, mx_buf *out)
+{
+    (void)x;
+    answer *s = arg;
+    if (!s->has_begun) {
+        stream_begin(s, out);
+    }
+    bool was_open[MX_API_MAX_PROMPTS];
+    for (size_t i = 0; i < s->n; i++) {
+        was_open[i] = s->choices[i].finish == MX_FINISH_NONE;
+    }
+    bool is_over = read_choices(s);
+    mx_problem p = {0};
+    bool has_failed = find_problem(s, &p);
+    for (size_t i = 0; i < s->n; i++) {
+        stream_text(s, i, out);
+        mx_finish f = s->choices[i].finish;
+        if (was_open[i] && (f == MX_FINISH_STOP || f == MX_FINISH_LENGTH)) {
+            stream_finish(s, i, out);
+        }
+    }
+    if (has_failed) {
+        s->status = p.status;
+        cancel_all(s);
+        mx_buf_str(out, "data: ");
+        mx_api_error_json(out, &p);
+        mx_buf_str(out, "\n\n");
+        return MX_HTTP_END;
+    }
+    if (!is_over) {
+        return MX_HTTP_WAIT;
+    }
+    if (s->include_usage) {
+        stream_usage(s, out);
+    }
+    mx_buf_str(out, "data: [DONE]\n\n");
+    s->status = 200;
+    return MX_HTTP_END;
+}
+
+/* ---- the end ------------------------------------------------------------------------------------ */
+
+static void closed(void *arg, bool hung_up)
+{
+    answer *s = arg;
+    mx_usage u;
+    sum_usage(s, &u);
+    if (hung_up) {
+        cancel_all(s);
+    }
+    const mx_request_stats *t = &u.total;
+    bool is_over = s->choices[0].finish != MX_FINISH_NONE;
+    mx_log(MX_LOG_INFO,
+           "request: id=%s status=%u path=%s stream=%s cache_mode=%s ctx=%zu+%zu+%zu generated=%zu "
+           "finish=%s queue_ms=%.1f restore_ms=%.1f prefill_ms=%.1f decode_ms=%.1f total_ms=%.1f",
+           s->request_id, hung_up && !is_over ? 499 : s->status,
+           s->is_chat ? "/v1/chat/completions" : "/v1/completions", s->stream ? "yes" : "no",
+           mx_usage_mode(&u), t->n_ram, t->n_ssd, t->n_computed, t->n_generated,
+           hung_up && !is_over ? "hung_up" : mx_finish_name(s->choices[0].finish),
+           (double)t->queue_us / 1e3, (double)t->restore_us / 1e3, (double)t->prefill_us / 1e3,
+           (double)t->decode_us / 1e3, (double)(mx_now_us() - s->received_us) / 1e3);
+    answer_free(s);
+}
+
+/* ---- the beginning ------------------------------------------------------------------------------ */
+
+static bool too_long(mx_problem *p, size_t n_prompt, size_t n_ctx)
+{
+    p->n_prompt_tokens = n_prompt;
+    p->n_ctx = n_ctx;
+    return mx_problem_set(p, 400, "context_length_exceeded", "messages",
+                          "request (%zu tokens) exceeds the available context size (%zu tokens); this "
+                          "model's maximum context length is %zu tokens, of which one must be left for "
+                          "the answer: shorten the messages, or start with a larger --ctx or "
+                          "--kv-budget", n_prompt, n_ctx, n_ctx);
+}
+
+static bool create_request(answer *s, size_t i, const mx_api_params *a, const mx_prompt *prompt,
+                           int key, mx_problem *p)
+{
+    size_t n_ctx = mx_engine_max_tokens(s->api->engine);
+    size_t n = prompt->tokens.n;
+    if (n > n_ctx || (n == n_ctx && a->max_tokens > 0)) {
+        too_long(p, n, n_ctx);
+        snprintf(p->param, sizeof p->param, "%s", s->is_chat ? "messages" : "prompt");
+        return false;
+    }
+    mx_request_params r = {
+        .prompt = prompt->tokens.ids,
+        .n_prompt = n,
+        .max_tokens = a->max_tokens,
+        .sampling = a->sampling,
+        .stops = a->stops,
+        .n_stops = a->n_stops,
+        .ignore_eos = a->ignore_eos,
+        .cache = a->cache,
+        .salt = key >= 0 && (size_t)key < s->api->cfg.n_api_keys ? &s->api->salts[key] : NULL,
+        .wake = mx_waker_wake,
+        .wake_arg = s->waker,
+    };
+    snprintf(r.id, sizeof r.id, "%s", s->request_id);
+    mx_errbuf eb = {0};
+    mx_err e = mx_request_create(&s->requests[i], s->api->engine, &r, &eb);
+    if (e == MX_OK) {
+        return true;
+    }
+    s->requests[i] = NULL;
+    if (e == MX_E_INVALID || e == MX_E_LIMIT) {
+        return mx_problem_set(p, 400, "context_length_exceeded", s->is_chat ? "messages" : "prompt",
+                              "%s", eb.text);
+    }
+    return mx_problem_set(p, 500, mx_err_name(e), NULL, "the request could not be set up: %s", eb.text);
+}
+
+static bool submit_request(answer *s, size_t i, mx_problem *p)
+{
+    mx_errbuf eb = {0};
+    mx_err e = mx_engine_submit(s->api->engine, s->requests[i], &eb);
+    if (e == MX_OK) {
+        return true;
+    }
+    p->retry_after_s = 5;
+    if (e == MX_E_FULL) {
+        return mx_problem_set(p, 503, "queue_full", NULL, "too many requests are waiting already; try "
+                              "again later (--max-queued sets how many may wait)");
+    }
+    if (e == MX_E_CANCELLED) {
+        return mx_problem_set(p, 503, "stopping", NULL, "the server is shutting down");
+    }
+    return mx_problem_set(p, 500, mx_err_name(e), NULL, "the request could not be queued: %s", eb.text);
+}
+
+static void write_head(answer *s, const mx_api_params *a)
+{
+    unsigned char random[12] = {0};
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
+        uint64_t n = __atomic_add_fetch(&s->api->next_id, 1, __ATOMIC_RELAXED);
+        memcpy(random, &n, sizeof n); /* unique in this process is what an id needs */
+    }
+    mx_buf *b = &s->head;
+    mx_buf_str(b, s->is_chat ? "{\"id\":\"chatcmpl-" : "{\"id\":\"cmpl-");
+    for (size_t i = 0; i < sizeof random; i++) {
+        mx_buf_printf(b, "%02x", random[i]);
+    }
+    const char *object = !s->is_chat ? "text_completion"
+                         : s->stream ? "chat.completion.chunk" : "chat.completion";
+    mx_buf_printf(b, "\",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
+                  (long long)mx_wall_s());
+    mx_str model = a->model.len > 0 ? a->model : MX_STR("mtplx");
+    mx_http_json_string(b, model.ptr, model.len);
+    mx_buf_printf(b, ",\"system_fingerprint\":\"%s\"", s->api->fingerprint);
+}
+
+static answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_params *a,
+                          size_t n)
+{
+    answer *s = mx_calloc(1, sizeof *s);
+    if (s == NULL) {
+        return NULL;
+    }
+    s->api = api;
+    s->is_chat = is_chat;
+    s->stream = a->stream;
+    s->include_usage = a->include_usage;
+    s->want_logprobs = a->sampling.want_logprobs;
+    s->policy = a->cache;
+    s->tokenizer = mx_model_tokenizer(api->model);
+    s->status = 200;
+    s->n = n;
+    snprintf(s->request_id, sizeof s->request_id, "%s", mx_http_request_id(x));
+    s->requests = mx_calloc(n, sizeof *s->requests);
+    s->choices = mx_calloc(n, sizeof *s->choices);
+    s->waker = mx_waker_get(api, x);
+    write_head(s, a);
+    if (s->requests == NULL || s->choices == NULL || s->waker == NULL || s->head.failed) {
+        answer_free(s);
+        return NULL;
+    }
+    return s;
+}
+
+void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_params *params,
+                   const mx_prompt *prompts, size_t n_prompts, uint64_t received_us)
+{
+    mx_problem p = {0};
+    answer *s = answer_new(api, x, is_chat, params, n_prompts);
+    if (s == NULL) {
+        mx_problem_set(&p, 500, NULL, NULL, "out of memory");
+        mx_api_reply_problem(x, &p);
+        return;
+    }
+    s->received_us = received_us;
+    s->prompt_source = prompts[0].source;
+    int key = mx_http_key_index(x);
+    bool ok = true;
+    for (size_t i = 0; ok && i < n_prompts; i++) {
+        ok = create_request(s, i, params, &prompts[i], key, &p);
+    }
+    for (size_t i = 0; ok && i < n_prompts; i++) {
+        ok = submit_request(s, i, &p);
+    }
+    if (!ok) {
+        cancel_all(s);
+        answer_free(s);
+        mx_api_reply_problem(x, &p);
+        return;
+    }
+    mx_waker_watch(s->waker, s->requests, s->n);
+    bool is_stream = s->stream;
+    mx_http_source source = {
+        .pull = is_stream ? pull_stream : pull_object,
+        .closed = closed,
+        .arg = s,
+        .idle_text = is_stream ? ": keep-alive\n\n" : NULL,
+        .idle_ms = KEEP_ALIVE_MS,
+    };
+    mx_http_ref(x);
+    if (is_stream) {
+        mx_http_stream(x, 200, "text/event-stream; charset=utf-8", &source);
+    } else {
+        mx_http_defer(x, &source);
+    }
+    mx_http_wake(x); /* output may have come before there was anybody to pull it */
+    mx_http_unref(x);
+}

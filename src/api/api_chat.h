@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * api_chat.h: from a chat request to the text of a prompt: messages and tools are checked and
+ * normalised, become the variables of the model's own chat template, and the template renders them.
+ *
+ * Pure functions of their arguments: any thread.
+ */
+#ifndef MX_API_CHAT_H
+#define MX_API_CHAT_H
+
+#include "api/api_json.h"
+#include "text/template.h"
+
+typedef struct mx_chat_env {
+    const mx_template *template; /* NULL = the model file has none (or none that parses) */
+    mx_str bos_text, eos_text;   /* raw text of the special tokens, empty = none */
+    int64_t now_s;               /* what strftime_now sees */
+    size_t max_text_bytes;       /* 0 = the template interpreter's own limit */
+} mx_chat_env;
+
+/* Renders `body` (an object). *out: text, and the spans of it that are markup; free with
+ * mx_rendered_free in every case. False: *p says which field and why.
+ *
+ * When the last message is from the assistant (and has no tool calls), the prompt ends inside that
+ * message, so the model goes on where it ends; `continue_final_message`: false or
+ * `add_generation_prompt`: true ask for a new message instead. */
+bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
+                    mx_problem *p);
+
+#endif

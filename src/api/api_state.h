@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * api_state.h: what the files of src/api share: the api object, error replies, wakers. Not for
+ * others.
+ *
+ * Locks: `state_lock` is held for reading by every handler while it uses the engine or the model
+ * description, for writing by set_ready and stop. `wakers_lock` guards the lists of wakers; a
+ * waker's own lock is taken inside it (cancel_all) or alone, and nothing is locked inside that but
+ * what mx_http_wake and mx_request_cancel lock.
+ */
+#ifndef MX_API_STATE_H
+#define MX_API_STATE_H
+
+#include "api/api.h"
+#include "api/api_chat.h"
+#include "api/api_params.h"
+
+#include <pthread.h>
+
+typedef enum mx_api_phase { MX_API_LOADING, MX_API_READY, MX_API_STOPPING } mx_api_phase;
+
+/* The way from the engine back to an exchange. The engine may still call a request's wake function
+ * a moment after the answer is over, so a waker is never freed before the api is: it is recycled,
+ * and a late call wakes nobody or, harmlessly, somebody else. */
+typedef struct mx_waker {
+    pthread_mutex_t lock;
+    mx_http_exchange *x;      /* a reference is held; NULL = unused */
+    mx_request **requests;    /* those to cancel, borrowed from the answer; NULL = none */
+    size_t n_requests;
+    struct mx_waker *next_free, *next_all;
+} mx_waker;
+
+struct mx_api {
+    mx_api_config cfg;
+    int64_t started_s;
+    pthread_rwlock_t state_lock;
+    mx_api_phase phase;
+    mx_model *model;
+    mx_engine *engine;
+    mx_template *template;    /* NULL = none that can be used */
+    char template_error[256]; /* why */
+    char fingerprint[24];     /* system_fingerprint: model, settings and numerics */
+    char numerics_id[65];
+    mx_hash256 *salts;        /* [n_api_keys] */
+    pthread_mutex_t wakers_lock;
+    mx_waker *free_wakers, *all_wakers;
+    uint64_t next_id;         /* atomic */
+};
+
+/* A waker bound to x (takes a reference on it). NULL = no memory. */
+mx_waker *mx_waker_get(mx_api *a, mx_http_exchange *x);
+void mx_waker_watch(mx_waker *w, mx_request **requests, size_t n);
+/* Unbinds and recycles; requests may be freed afterwards. */
+void mx_waker_put(mx_api *a, mx_waker *w);
+void mx_waker_wake(void *waker); /* for mx_request_params.wake */
+void mx_api_free_wakers(mx_api *a);
+
+/* Error object with the fields of *p. */
+void mx_api_error_json(mx_buf *out, const mx_problem *p);
+void mx_api_reply_problem(mx_http_exchange *x, const mx_problem *p);
+void mx_api_reply_json(mx_http_exchange *x, unsigned status, mx_buf *body);
+
+/* The GET endpoints; the state lock is held for reading. */
+void mx_api_get_health(mx_api *a, mx_http_exchange *x);
+void mx_api_get_root(mx_api *a, mx_http_exchange *x);
+void mx_api_get_models(mx_api *a, mx_http_exchange *x);
+void mx_api_get_model(mx_api *a, mx_http_exchange *x, const char *id);
+void mx_api_get_info(mx_api *a, mx_http_exchange *x);
+/* Is `name` one of the names the model is listed under? */
+bool mx_api_is_listed(const mx_api *a, mx_str name);
+
+enum { MX_API_MAX_PROMPTS = 64 }; /* in one request to /v1/completions */
+
+/* One prompt as token ids. */
+typedef struct mx_prompt {
+    mx_tokens tokens;
+    const char *source; /* usage.cache.prompt_source */
+} mx_prompt;
+
+/* Chat: exactly one prompt. Completions: one per element of a prompt array. The array is the
+ * caller's to free with mx_prompts_free. */
+bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, size_t *n,
+                        mx_problem *p);
+bool mx_api_text_prompts(mx_api *a, struct json_object *body, mx_prompt **out, size_t *n,
+                         mx_problem *p);
+void mx_prompts_free(mx_prompt *prompts, size_t n);
+
+/* Starts the work and answers x now (refused) or later. Takes over nothing. */
+void mx_api_answer(mx_api *a, mx_http_exchange *x, bool is_chat, const mx_api_params *params,
+                   const mx_prompt *prompts, size_t n_prompts, uint64_t received_us);
+
+#endif
