@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Commands. Each has a line in the table that names it, describes it and runs it; help is made from
+ * the table.
+ */
+#include "cli/cli.h"
+
+#include "api/api.h"
+#include "base/mem.h"
+#include "cli/cli_machine.h"
+#include "cli/cli_options.h"
+#include "cli/cli_start.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct command {
+    const char *name, *usage, *summary;
+    int (*run)(int argc, char **argv); /* what follows the command */
+} command;
+
+static int run_help(int argc, char **argv);
+static int run_cache(int argc, char **argv);
+static int run_inspect(int argc, char **argv);
+
+static const command commands[] = {
+    {"start", "mtplx start [OPTIONS]", "serve a model on http://127.0.0.1:8000", mx_cli_start},
+    {"cache", "mtplx cache rm --all [--ssd-session-cache-dir DIR]",
+     "remove all conversations kept on disk", run_cache},
+    {"inspect", "mtplx inspect --cpu", "what this machine offers", run_inspect},
+    {"help", "mtplx help [COMMAND]", "this text, or the options of a command", run_help},
+};
+
+static const command *find_command(const char *name)
+{
+    for (size_t i = 0; i < MX_COUNT(commands); i++) {
+        if (strcmp(commands[i].name, name) == 0) {
+            return &commands[i];
+        }
+    }
+    return NULL;
+}
+
+static int wrong_usage(const char *what)
+{
+    fprintf(stderr, "mtplx: %s; `mtplx help` shows what is possible\n", what);
+    return 2;
+}
+
+static int run_help(int argc, char **argv)
+{
+    if (argc == 0) {
+        printf("mtplx " MX_VERSION ": serves a local model, and keeps every prompt it has computed.\n\n");
+        for (size_t i = 0; i < MX_COUNT(commands); i++) {
+            printf("  %-55s %s\n", commands[i].usage, commands[i].summary);
+        }
+        printf("  %-55s %s\n", "mtplx --version", "the version");
+        return 0;
+    }
+    const command *c = find_command(argv[0]);
+    if (c == NULL || argc > 1) {
+        return wrong_usage(c == NULL ? "there is no such command" : "help takes one command");
+    }
+    printf("%s: %s\n", c->usage, c->summary);
+    if (c->run == mx_cli_start) {
+        mx_buf b = {0};
+        mx_settings_help(&b);
+        printf("\n%.*s", (int)b.len, b.ptr == NULL ? "" : b.ptr);
+        mx_buf_free(&b);
+    }
+    return 0;
+}
+
+static int run_cache(int argc, char **argv)
+{
+    bool all = false;
+    const char *dir = NULL;
+    if (argc == 0 || strcmp(argv[0], "rm") != 0) {
+        return wrong_usage("cache knows one action: rm");
+    }
+    for (int i = 1; i < argc; i++) {
+        static const char option[] = "--ssd-session-cache-dir";
+        if (strcmp(argv[i], "--all") == 0) {
+            all = true;
+        } else if (strcmp(argv[i], option) == 0 && i + 1 < argc) {
+            dir = argv[++i];
+        } else if (strncmp(argv[i], "--ssd-session-cache-dir=", sizeof option) == 0) {
+            dir = argv[i] + sizeof option;
+        } else {
+            return wrong_usage("cache rm takes --all and --ssd-session-cache-dir DIR");
+        }
+    }
+    if (!all) {
+        return wrong_usage("cache rm needs --all, which removes everything in the folder");
+    }
+    char standard[1024];
+    if (dir == NULL) {
+        dir = getenv("MTPLX_SSD_SESSION_CACHE_DIR");
+    }
+    if (dir == NULL || *dir == '\0') {
+        const char *home = mx_machine_home();
+        if (home == NULL) {
+            return wrong_usage("there is no home folder; name the folder with --ssd-session-cache-dir");
+        }
+        mx_default_cache_dir(standard, sizeof standard, home);
+        dir = standard;
+    }
+    uint64_t n_files = 0, n_bytes = 0;
+    mx_errbuf eb = {0};
+    if (mx_cold_remove_all(dir, &n_files, &n_bytes, &eb) != MX_OK) {
+        fprintf(stderr, "mtplx: %s\n", eb.text);
+        return 1;
+    }
+    char size[32];
+    mx_print_size(size, sizeof size, n_bytes);
+    printf("removed %llu files (%s) from %s\n", (unsigned long long)n_files, size, dir);
+    return 0;
+}
+
+static int run_inspect(int argc, char **argv)
+{
+    if (argc != 1 || strcmp(argv[0], "--cpu") != 0) {
+        return wrong_usage("inspect takes --cpu");
+    }
+    char size[32];
+    mx_print_size(size, sizeof size, mx_machine_free_bytes(""));
+    printf("cores       %u usable\n", mx_machine_cores());
+    printf("memory      %s free\n", size);
+    printf("best level  %s\n", mx_cpu_level_name(mx_cpu_best()));
+    for (int level = MX_CPU_PORTABLE; level <= MX_CPU_NEON; level++) {
+        const mx_kern *k = mx_kern_get((mx_cpu_level)level);
+        if (k->level != (mx_cpu_level)level) {
+            continue; /* not in this build, or not on this machine */
+        }
+        char hex[65];
+        mx_hash256 id = mx_kern_numerics_id(k);
+        mx_hash256_hex(&id, hex);
+        printf("numerics    %s %.16s on %s\n", MX_NUMERICS_NAME, hex, k->name);
+    }
+    return 0;
+}
+
+int mx_cli_main(int argc, char **argv)
+{
+    if (argc < 2) {
+        run_help(0, NULL);
+        return 2;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        printf("mtplx " MX_VERSION "\n");
+        return 0;
+    }
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        return run_help(0, NULL);
+    }
+    const command *c = find_command(name);
+    if (c == NULL) {
+        return wrong_usage("there is no such command");
+    }
+    for (int i = 2; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return run_help(1, argv + 1);
+        }
+    }
+    return c->run(argc - 2, argv + 2);
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cli.h: the command line: commands, and the one entry point that main calls.
+ */
+#ifndef MX_CLI_H
+#define MX_CLI_H
+
+/* Runs the command in argv and returns the exit code: 0, 1 = failed, 2 = wrong usage, 130 and 143 =
+ * ended by a second SIGINT or SIGTERM. Results go to stdout, everything else to stderr. */
+int mx_cli_main(int argc, char **argv);
+
+#endif

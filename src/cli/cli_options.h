@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cli_options.h: every setting of `mtplx start`, in one table that drives the parsing of arguments
+ * and environment variables, --help and the options object of GET /info.
+ *
+ * A setting comes from the command line, else from its environment variable, else it has its
+ * default. Belongs to the main thread; constant once parsed.
+ */
+#ifndef MX_CLI_OPTIONS_H
+#define MX_CLI_OPTIONS_H
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "cold/cold.h"
+#include "kernels/kern.h"
+#include "sched/engine.h"
+
+typedef struct mx_string_list {
+    char **items;
+    size_t n, cap;
+} mx_string_list;
+
+typedef struct mx_settings {
+    char *model;           /* NULL = the default model */
+    char *host;
+    uint64_t port;
+    mx_string_list api_keys, allowed_origins, allowed_hosts;
+    bool strict_model, canonical_prompts;
+    uint64_t threads;      /* 0 = as many as the process may use */
+    uint64_t ctx;          /* 0 = the model's own */
+    uint64_t kv_budget;    /* bytes; 0 = half of what is free */
+    uint64_t max_running, max_queued, prefill_chunk;
+    uint64_t cpu_level;    /* mx_cpu_level, or MX_CPU_AUTO */
+    uint64_t kv_type;      /* mx_kv_type */
+    uint64_t ssd_mode;     /* mx_cold_mode */
+    char *ssd_dir;         /* NULL = ~/.mtplx/session_cache */
+    uint64_t ssd_max_size; /* 0 = the tier's own default */
+    uint64_t ssd_min_tokens;
+    uint64_t ssd_restore;  /* mx_ssd_restore */
+    uint64_t log_level;    /* mx_log_level */
+    uint64_t drain_s, flush_s;
+    /* MTPLX_SESSION_*: environment only. */
+    bool lazy_snapshot, snapshot_settle, boundary_true_restore;
+    uint64_t near_prefix_gap;
+} mx_settings;
+
+enum { MX_CPU_AUTO = 100 };
+
+/* Defaults, then the environment, then argv[0..argc-1] (without program and command). MX_E_INVALID:
+ * eb names the option or variable, what is wrong with it and what is possible. Free in every case. */
+mx_err mx_settings_parse(mx_settings *s, int argc, char **argv, mx_errbuf *eb);
+void mx_settings_free(mx_settings *s);
+
+/* The option part of `mtplx help start`. */
+void mx_settings_help(mx_buf *out);
+/* {"port":8000,...}: all but secrets, of which it says how many there are. */
+void mx_settings_json(const mx_settings *s, mx_buf *out);
+/* {"MTPLX_SESSION_LAZY_SNAPSHOT":1,...} */
+void mx_settings_session_json(const mx_settings *s, mx_buf *out);
+
+/* "512M", "1.5GiB", "4096": binary multiples in every spelling. */
+bool mx_parse_size(const char *text, uint64_t *out);
+/* "1.5 GiB" */
+void mx_print_size(char *out, size_t cap, uint64_t bytes);
+
+#endif
