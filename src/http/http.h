@@ -44,6 +44,7 @@ typedef struct mx_http_config {
     size_t n_open_paths;
     mx_http_handler handler;
     void *handler_arg;
+    unsigned send_timeout_ms;     /* a client that takes nothing of its answer; 0 = 60 s */
 } mx_http_config;
 
 /* Binds and starts the threads. The text of an error says what to do (port in use: which one). */
@@ -65,6 +66,8 @@ const char *mx_http_header(const mx_http_exchange *x, const char *name); /* NULL
 mx_str mx_http_body(const mx_http_exchange *x);  /* a UTF-8 BOM is skipped */
 const char *mx_http_request_id(const mx_http_exchange *x); /* also sent as x-request-id */
 int mx_http_key_index(const mx_http_exchange *x); /* which api key was used, -1 = none needed */
+/* The client is known to have gone: work for it can stop. Any thread. */
+bool mx_http_hung_up(const mx_http_exchange *x);
 
 /* ---- answering: exactly one of reply, stream, defer per exchange -------------------------------- */
 

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The workers: a few threads that run the handler, fed by a bounded first-in-first-out queue.
+ * Parsing and tokenising a long prompt takes tens of milliseconds, which the sockets must not feel.
+ */
+#include "base/clock.h"
+#include "base/mem.h"
+#include "http_internal.h"
+
+static mx_http_exchange *take(mx_http *h)
+{
+    pthread_mutex_lock(&h->work_lock);
+    while (h->work_head == NULL && !h->is_work_stopped) {
+        pthread_cond_wait(&h->work_cond, &h->work_lock);
+    }
+    mx_http_exchange *x = h->is_work_stopped ? NULL : h->work_head;
+    if (x != NULL) {
+        h->work_head = x->next_work;
+        if (h->work_head == NULL) {
+            h->work_tail = NULL;
+        }
+        h->n_waiting--;
+        atomic_store(&x->is_taken, true);
+    }
+    pthread_mutex_unlock(&h->work_lock);
+    return x;
+}
+
+static void *worker_main(void *arg)
+{
+    mx_http *h = arg;
+    mx_http_exchange *x;
+    while ((x = take(h)) != NULL) {
+        /* Nobody waits for the answer of a client that left while it stood in the queue. */
+        if (!mx_http_hung_up(x)) {
+            h->cfg.handler(h->cfg.handler_arg, x);
+            /* Two references are ours and the connection's: with no others and no answer, nobody is
+             * left who could give one. */
+            if (atomic_load(&x->answer) == HTTP_NONE && atomic_load(&x->refs) <= 2) {
+                mx_buf body = {0};
+                mx_http_error_body(&body, 500, "The server did not answer this request.", NULL,
+                                   NULL);
+                mx_http_reply(x, 500, "application/json", mx_buf_view(&body), NULL, 0);
+                mx_buf_free(&body);
+            }
+        }
+        mx_http_unref(x);
+    }
+    return NULL;
+}
+
+mx_err http_work_start(mx_http *h, mx_errbuf *eb)
+{
+    h->workers = mx_calloc(h->cfg.n_workers, sizeof *h->workers);
+    if (h->workers == NULL) {
+        return mx_fail(eb, MX_E_NOMEM, "no memory for the HTTP workers");
+    }
+    for (unsigned i = 0; i < h->cfg.n_workers; i++) {
+        int rc = pthread_create(&h->workers[i], NULL, worker_main, h);
+        if (rc != 0) {
+            return mx_fail_errno(eb, MX_E_IO, rc, "cannot start HTTP worker %u", i);
+        }
+        h->n_workers++;
+    }
+    return MX_OK;
+}
+
+bool http_work_push(mx_http *h, mx_http_exchange *x)
+{
+    pthread_mutex_lock(&h->work_lock);
+    bool has_room = h->n_waiting < h->cfg.max_waiting && !h->is_work_stopped;
+    if (has_room) {
+        x->next_work = NULL;
+        x->queued_us = mx_now_us();
+        mx_http_ref(x);
+        if (h->work_tail == NULL) {
+            h->work_head = x;
+        } else {
+            h->work_tail->next_work = x;
+        }
+        h->work_tail = x;
+        h->n_waiting++;
+        pthread_cond_signal(&h->work_cond);
+    }
+    pthread_mutex_unlock(&h->work_lock);
+    return has_room;
+}
+
+void http_work_stop(mx_http *h)
+{
+    pthread_mutex_lock(&h->work_lock);
+    h->is_work_stopped = true;
+    mx_http_exchange *left = h->work_head;
+    h->work_head = h->work_tail = NULL;
+    h->n_waiting = 0;
+    pthread_cond_broadcast(&h->work_cond);
+    pthread_mutex_unlock(&h->work_lock);
+    while (left != NULL) {
+        mx_http_exchange *next = left->next_work;
+        mx_http_unref(left);
+        left = next;
+    }
+    for (unsigned i = 0; i < h->n_workers; i++) {
+        pthread_join(h->workers[i], NULL);
+    }
+    h->n_workers = 0;
+    mx_free(h->workers);
+    h->workers = NULL;
+}
