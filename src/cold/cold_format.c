@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Explicit offsets and little-endian accessors, field by field in the order of docs/file-format.md,
+ * so that the two can be read side by side. A struct dump would be shorter and would put padding,
+ * byte order and the compiler into the format.
+ */
+#include "cold/cold_format.h"
+
+#include <assert.h>
+
+static const uint8_t page_magic[8] = {0x89, 'M', 'X', 'P', 'A', 'G', 'E', '\n'};
+static const uint8_t manifest_magic[8] = {0x89, 'M', 'X', 'S', 'E', 'S', 'S', '\n'};
+static const char writer_build[32] = "mtplx file-format 1";
+
+/* The same in every version. */
+enum { AT_VERSION = 8, AT_HEADER_LENGTH = 12, AT_INCOMPATIBLE = 16, AT_ROOT = 32 };
+
+enum {
+    P_OWN = 64,
+    P_PARENT = 96,
+    P_KIND = 128,
+    P_GROUP = 132,
+    P_PRESENCE = 136,
+    P_PAGE_SIZE = 144,
+    P_N_TOKENS = 148,
+    P_FIRST = 152,
+    P_SCHEME = 160,
+    P_K_TYPE = 164,
+    P_V_TYPE = 166,
+    P_CODEC = 168,
+    P_ZERO_1 = 172,
+    P_STORED = 176,
+    P_RAW = 184,
+    P_STORED_SUM = 192,
+    P_RAW_SUM = 208,
+    P_DIGEST = 224,
+    P_ADAPTER = 256,
+    P_AUTH_KIND = 288,
+    P_CRYPT_KIND = 292,
+    P_AUTH_TAG = 296,
+    P_NONCE = 328,
+    P_BUILD = 352,
+    P_ZERO_2 = 384,
+    P_HEADER_SUM = 496,
+};
+_Static_assert(P_HEADER_SUM + 16 == MX_DISK_PAGE_HEADER_BYTES, "the checksum ends the header");
+_Static_assert(MX_DISK_PAGE_HEADER_BYTES + 4 * MX_DISK_PAGE_TOKENS <= MX_DISK_PAYLOAD_AT, "fits");
+_Static_assert((int)MX_PAGE_TOKENS == (int)MX_DISK_PAGE_TOKENS, "version 1 stores pages of 64 tokens");
+
+enum {
+    S_SESSION = 64,
+    S_ENTRY_KIND = 96,
+    S_PAGE_SIZE = 100,
+    S_N_TOKENS = 104,
+    S_N_PAGES = 112,
+    S_N_STATES = 116,
+    S_TOOL_MAP = 120,
+    S_CREATED = 128,
+    S_ORIGIN = 136,
+    S_ZERO_1 = 140,
+    S_BUILD = 144,
+    S_BODY_SUM = 176,
+    S_ZERO_2 = 192,
+    S_HEADER_SUM = 240,
+};
+_Static_assert(S_HEADER_SUM + 16 == MX_DISK_MANIFEST_HEADER_BYTES, "the checksum ends the header");
+_Static_assert(sizeof(mx_hash256) == 32 && _Alignof(mx_hash256) == 1, "identities can be mapped");
+
+static bool is_zero(const uint8_t *p, size_t n)
+{
+    uint8_t any = 0;
+    for (size_t i = 0; i < n; i++) {
+        any |= p[i];
+    }
+    return any == 0;
+}
+
+static bool sum_is(const uint8_t *stored, const uint8_t *bytes, size_t n)
+{
+    mx_hash128 h = mx_xxh3_128(bytes, n);
+    return memcmp(stored, h.b, sizeof h.b) == 0;
+}
+
+static void put_sum(uint8_t *at, const uint8_t *bytes, size_t n)
+{
+    mx_hash128 h = mx_xxh3_128(bytes, n);
+    memcpy(at, h.b, sizeof h.b);
+}
+
+static void put_common(uint8_t *h, const uint8_t magic[8], uint32_t header_bytes,
+                       const mx_hash256 *root)
+{
+    memcpy(h, magic, 8);
+    mx_put_le32(h + AT_VERSION, MX_DISK_VERSION);
+    mx_put_le32(h + AT_HEADER_LENGTH, header_bytes);
+    memcpy(h + AT_ROOT, root->b, 32);
+}
+
+/* Magic, header checksum, version, features: in this order, so that damage is told from foreignness. */
+static mx_err check_common(const uint8_t *h, const uint8_t magic[8], size_t sum_at, mx_errbuf *eb)
+{
+    if (memcmp(h, magic, 8) != 0) {
+        return mx_fail(eb, MX_E_CORRUPT, "magic");
+    }
+    if (!sum_is(h + sum_at, h, sum_at)) {
+        return mx_fail(eb, MX_E_CORRUPT, "header checksum");
+    }
+    uint32_t version = mx_get_le32(h + AT_VERSION);
+    if (version != MX_DISK_VERSION) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "version %u", version);
+    }
+    uint64_t features = mx_get_le64(h + AT_INCOMPATIBLE);
+    if (features != 0) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "incompatible features %llx",
+                       (unsigned long long)features);
+    }
+    if (mx_get_le32(h + AT_HEADER_LENGTH) != sum_at + 16) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "header length");
+    }
+    return MX_OK;
+}
+
+/* ---- pages ------------------------------------------------------------------------------------ */
+
+size_t mx_disk_payload_bytes(const mx_kv_shape *shape, uint32_t n_tokens)
+{
+    assert(n_tokens >= 1 && n_tokens <= MX_PAGE_TOKENS);
+    return n_tokens == MX_PAGE_TOKENS ? mx_kv_page_bytes(shape)
+                                      : mx_kv_rows_bytes(shape, n_tokens);
+}
+
+uint16_t mx_disk_kv_type(mx_kv_type type)
+{
+    switch (type) {
+    case MX_KV_F16: return MX_DISK_TYPE_F16;
+    case MX_KV_F32: return MX_DISK_TYPE_F32;
+    }
+    assert(!"unknown KV type");
+    return 0;
+}
+
+void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT])
+{
+    assert(p->n_tokens >= 1 && p->n_tokens <= MX_DISK_PAGE_TOKENS);
+    assert(p->first_position % MX_DISK_PAGE_TOKENS == 0);
+    memset(out, 0, MX_DISK_PAYLOAD_AT);
+    put_common(out, page_magic, MX_DISK_PAGE_HEADER_BYTES, &p->root);
+    memcpy(out + P_OWN, p->own.b, 32);
+    memcpy(out + P_PARENT, p->parent.b, 32);
+    mx_put_le32(out + P_KIND, MX_DISK_KIND_KV);
+    mx_put_le32(out + P_GROUP, MX_DISK_GROUP_FULL);
+    mx_put_le64(out + P_PRESENCE, MX_DISK_PRESENT_KV);
+    mx_put_le32(out + P_PAGE_SIZE, MX_DISK_PAGE_TOKENS);
+    mx_put_le32(out + P_N_TOKENS, p->n_tokens);
+    mx_put_le64(out + P_FIRST, p->first_position);
+    mx_put_le32(out + P_SCHEME, MX_DISK_POSITIONS_PLAIN);
+    mx_put_le16(out + P_K_TYPE, p->kv_type);
+    mx_put_le16(out + P_V_TYPE, p->kv_type);
+    mx_put_le32(out + P_CODEC, MX_DISK_CODEC_NONE);
+    mx_put_le64(out + P_STORED, p->payload_bytes);
+    mx_put_le64(out + P_RAW, p->payload_bytes);
+    memcpy(out + P_STORED_SUM, p->payload_sum.b, 16);
+    memcpy(out + P_RAW_SUM, p->payload_sum.b, 16);
+    memcpy(out + P_BUILD, writer_build, sizeof writer_build);
+    put_sum(out + P_HEADER_SUM, out, P_HEADER_SUM);
+    for (uint32_t i = 0; i < p->n_tokens; i++) {
+        mx_put_le32(out + MX_DISK_PAGE_HEADER_BYTES + 4 * i, (uint32_t)p->tokens[i]);
+    }
+}
+
+/* Step 5: what a later version may turn on, and this one cannot do. */
+static mx_err check_page_features(const uint8_t *b, mx_errbuf *eb)
+{
+    if (mx_get_le32(b + P_CODEC) != MX_DISK_CODEC_NONE) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "codec");
+    }
+    if (mx_get_le32(b + P_SCHEME) != MX_DISK_POSITIONS_PLAIN) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "position scheme");
+    }
+    if (mx_get_le32(b + P_AUTH_KIND) != 0 || mx_get_le32(b + P_CRYPT_KIND) != 0) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "authentication or encryption");
+    }
+    if (!is_zero(b + P_DIGEST, 32) || !is_zero(b + P_ADAPTER, 32)) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "input digest or adapter");
+    }
+    return MX_OK;
+}
+
+/* Step 6: what version 1 fixes. */
+static mx_err check_page_fields(const uint8_t *b, mx_errbuf *eb)
+{
+    uint32_t n = mx_get_le32(b + P_N_TOKENS);
+    const char *bad = NULL;
+    if (!is_zero(b + P_ZERO_1, 4) || !is_zero(b + P_AUTH_TAG, P_BUILD - P_AUTH_TAG)
+        || !is_zero(b + P_ZERO_2, P_HEADER_SUM - P_ZERO_2)) {
+        bad = "zero field";
+    } else if (mx_get_le32(b + P_KIND) != MX_DISK_KIND_KV) {
+        bad = "kind";
+    } else if (mx_get_le32(b + P_GROUP) != MX_DISK_GROUP_FULL) {
+        bad = "layer group";
+    } else if (mx_get_le64(b + P_PRESENCE) != MX_DISK_PRESENT_KV) {
+        bad = "presence";
+    } else if (mx_get_le32(b + P_PAGE_SIZE) != MX_DISK_PAGE_TOKENS) {
+        bad = "page size";
+    } else if (n < 1 || n > MX_DISK_PAGE_TOKENS) {
+        bad = "n_tokens";
+    } else if (mx_get_le64(b + P_FIRST) % MX_DISK_PAGE_TOKENS != 0) {
+        bad = "first position";
+    } else if (mx_get_le16(b + P_K_TYPE) != mx_get_le16(b + P_V_TYPE)) {
+        bad = "type";
+    } else if (mx_get_le64(b + P_STORED) != mx_get_le64(b + P_RAW)
+               || memcmp(b + P_STORED_SUM, b + P_RAW_SUM, 16) != 0) {
+        bad = "stored and raw differ";
+    } else {
+        size_t end = MX_DISK_PAGE_HEADER_BYTES + 4 * (size_t)n;
+        if (!is_zero(b + end, MX_DISK_PAYLOAD_AT - end)) {
+            bad = "zero bytes before the payload";
+        }
+    }
+    return bad == NULL ? MX_OK : mx_fail(eb, MX_E_CORRUPT, "%s", bad);
+}
+
+mx_err mx_disk_page_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb)
+{
+    memset(p, 0, sizeof *p);
+    if (n < MX_DISK_PAYLOAD_AT) {
+        return mx_fail(eb, MX_E_CORRUPT, "size");
+    }
+    MX_TRY(check_common(bytes, page_magic, P_HEADER_SUM, eb));
+    MX_TRY(check_page_features(bytes, eb));
+    MX_TRY(check_page_fields(bytes, eb));
+    memcpy(p->root.b, bytes + AT_ROOT, 32);
+    memcpy(p->own.b, bytes + P_OWN, 32);
+    memcpy(p->parent.b, bytes + P_PARENT, 32);
+    p->n_tokens = mx_get_le32(bytes + P_N_TOKENS);
+    p->first_position = mx_get_le64(bytes + P_FIRST);
+    p->kv_type = mx_get_le16(bytes + P_K_TYPE);
+    p->payload_bytes = mx_get_le64(bytes + P_STORED);
+    memcpy(p->payload_sum.b, bytes + P_STORED_SUM, 16);
+    for (uint32_t i = 0; i < p->n_tokens; i++) {
+        p->tokens[i] = (int32_t)mx_get_le32(bytes + MX_DISK_PAGE_HEADER_BYTES + 4 * i);
+    }
+    mx_hash256 own = mx_page_identity(&p->root, &p->parent, p->tokens, p->n_tokens);
+    if (!mx_hash256_eq(&own, &p->own)) {
+        return mx_fail(eb, MX_E_CORRUPT, "identity");
+    }
+    return MX_OK;
+}
+
+mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t n, mx_errbuf *eb)
+{
+    if (n != p->payload_bytes) {
+        return mx_fail(eb, MX_E_CORRUPT, "payload length");
+    }
+    if (!sum_is(p->payload_sum.b, payload, n)) {
+        return mx_fail(eb, MX_E_CORRUPT, "payload checksum");
+    }
+    return MX_OK;
+}
+
+/* ---- manifests -------------------------------------------------------------------------------- */
+
+void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m)
+{
+    assert(m->n_pages >= 1 && m->n_pages <= MX_DISK_MANIFEST_MAX_PAGES);
+    uint8_t h[MX_DISK_MANIFEST_HEADER_BYTES] = {0};
+    put_common(h, manifest_magic, sizeof h, &m->root);
+    memcpy(h + S_SESSION, m->session_id.b, 32);
+    mx_put_le32(h + S_ENTRY_KIND, m->entry_kind);
+    mx_put_le32(h + S_PAGE_SIZE, MX_DISK_PAGE_TOKENS);
+    mx_put_le64(h + S_N_TOKENS, m->n_tokens);
+    mx_put_le32(h + S_N_PAGES, m->n_pages);
+    mx_put_le64(h + S_CREATED, m->created_s);
+    memcpy(h + S_BUILD, writer_build, sizeof writer_build);
+    size_t body_bytes = 32 * (size_t)m->n_pages;
+    put_sum(h + S_BODY_SUM, m->page_ids[0].b, body_bytes);
+    put_sum(h + S_HEADER_SUM, h, S_HEADER_SUM);
+    mx_buf_append(out, h, sizeof h);
+    mx_buf_append(out, m->page_ids, body_bytes);
+}
+
+static mx_err check_manifest_fields(const uint8_t *b, size_t n, mx_errbuf *eb)
+{
+    uint64_t n_pages = mx_get_le32(b + S_N_PAGES), n_states = mx_get_le32(b + S_N_STATES);
+    uint64_t n_tokens = mx_get_le64(b + S_N_TOKENS), map = mx_get_le64(b + S_TOOL_MAP);
+    const char *bad = NULL;
+    if (!is_zero(b + S_ZERO_1, 4) || !is_zero(b + S_ZERO_2, S_HEADER_SUM - S_ZERO_2)) {
+        bad = "zero field";
+    } else if (mx_get_le32(b + S_ENTRY_KIND) > MX_DISK_ENTRY_TURN) {
+        bad = "entry kind";
+    } else if (mx_get_le32(b + S_PAGE_SIZE) != MX_DISK_PAGE_TOKENS) {
+        bad = "page size";
+    } else if (n_pages < 1 || n_pages > MX_DISK_MANIFEST_MAX_PAGES || n_states > n_pages) {
+        bad = "number of pages or states";
+    } else if (n_tokens <= (n_pages - 1) * MX_DISK_PAGE_TOKENS
+               || n_tokens > n_pages * MX_DISK_PAGE_TOKENS) {
+        bad = "n_tokens";
+    } else if (mx_get_le32(b + S_ORIGIN) > 1) {
+        bad = "origin";
+    } else if (map > MX_DISK_MANIFEST_MAX_TOOL_MAP) {
+        bad = "tool map length";
+    } else if (n != MX_DISK_MANIFEST_HEADER_BYTES + 32 * (n_pages + n_states) + map) {
+        bad = "size";
+    } else if (!sum_is(b + S_BODY_SUM, b + MX_DISK_MANIFEST_HEADER_BYTES,
+                       n - MX_DISK_MANIFEST_HEADER_BYTES)) {
+        bad = "body checksum";
+    }
+    return bad == NULL ? MX_OK : mx_fail(eb, MX_E_CORRUPT, "%s", bad);
+}
+
+mx_err mx_disk_manifest_decode(mx_disk_manifest *m, const uint8_t *bytes, size_t n, mx_errbuf *eb)
+{
+    memset(m, 0, sizeof *m);
+    if (n < MX_DISK_MANIFEST_HEADER_BYTES || n > MX_DISK_MANIFEST_MAX_BYTES) {
+        return mx_fail(eb, MX_E_CORRUPT, "size");
+    }
+    MX_TRY(check_common(bytes, manifest_magic, S_HEADER_SUM, eb));
+    MX_TRY(check_manifest_fields(bytes, n, eb));
+    memcpy(m->root.b, bytes + AT_ROOT, 32);
+    memcpy(m->session_id.b, bytes + S_SESSION, 32);
+    m->entry_kind = mx_get_le32(bytes + S_ENTRY_KIND);
+    m->n_tokens = mx_get_le64(bytes + S_N_TOKENS);
+    m->n_pages = mx_get_le32(bytes + S_N_PAGES);
+    m->created_s = mx_get_le64(bytes + S_CREATED);
+    m->page_ids = (const mx_hash256 *)(bytes + MX_DISK_MANIFEST_HEADER_BYTES);
+    return MX_OK;
+}

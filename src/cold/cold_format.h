@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cold_format.h: page files and manifests as bytes (docs/file-format.md, version 1).
+ *
+ * Pure functions: no I/O, no state, any thread. The constants are those of the disk, frozen, and
+ * deliberately never the same symbols as the enums in RAM.
+ *
+ * Codes: MX_E_CORRUPT = damaged, to quarantine; MX_E_UNSUPPORTED = intact but of a foreign version
+ * or feature, to leave alone. The text says which check failed.
+ */
+#ifndef MX_COLD_FORMAT_H
+#define MX_COLD_FORMAT_H
+
+#include "base/buf.h"
+#include "kv/kv.h"
+
+enum {
+    MX_DISK_VERSION = 1,
+    MX_DISK_PAGE_HEADER_BYTES = 512,
+    MX_DISK_PAYLOAD_AT = 4096,
+    MX_DISK_PAGE_TOKENS = 64,
+    MX_DISK_KIND_KV = 1,
+    MX_DISK_GROUP_FULL = 0,
+    MX_DISK_PRESENT_KV = 3,
+    MX_DISK_POSITIONS_PLAIN = 0,
+    MX_DISK_TYPE_F16 = 1,
+    MX_DISK_TYPE_F32 = 2,
+    MX_DISK_CODEC_NONE = 0,
+    MX_DISK_ENTRY_PROMPT = 0,
+    MX_DISK_ENTRY_TURN = 1,
+    MX_DISK_MANIFEST_HEADER_BYTES = 256,
+    MX_DISK_MANIFEST_MAX_PAGES = 1 << 20,
+    MX_DISK_MANIFEST_MAX_TOOL_MAP = 16 << 20,
+    MX_DISK_MANIFEST_MAX_BYTES = 64 << 20,
+};
+
+/* ---- pages ------------------------------------------------------------------------------------ */
+
+/* A decoded header with its token ids. */
+typedef struct mx_disk_page {
+    mx_hash256 root, own, parent;
+    uint32_t n_tokens;        /* 1..64 */
+    uint64_t first_position;  /* a multiple of 64 */
+    uint16_t kv_type;         /* MX_DISK_TYPE_* */
+    uint64_t payload_bytes;
+    mx_hash128 payload_sum;
+    int32_t tokens[MX_DISK_PAGE_TOKENS]; /* [n_tokens], the rest zero */
+} mx_disk_page;
+
+/* The bytes in front of the payload. p->own and p->payload_sum are the caller's to fill. */
+void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT]);
+
+/* Steps 3 to 6 and 8 of the specification over the first n bytes of a file (n >= 4096, or the file
+ * is corrupt). Reads nothing beyond. */
+mx_err mx_disk_page_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb);
+
+/* Step 10. */
+mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t n, mx_errbuf *eb);
+
+/* Payload bytes of a stored page of this shape: whole for 64 tokens, compact below. */
+size_t mx_disk_payload_bytes(const mx_kv_shape *shape, uint32_t n_tokens);
+uint16_t mx_disk_kv_type(mx_kv_type type);
+
+/* ---- manifests -------------------------------------------------------------------------------- */
+
+typedef struct mx_disk_manifest {
+    mx_hash256 root, session_id;
+    uint32_t entry_kind;          /* MX_DISK_ENTRY_* */
+    uint64_t n_tokens;
+    uint32_t n_pages;
+    const mx_hash256 *page_ids;   /* [n_pages]; decoded: points into the bytes */
+    uint64_t created_s;
+} mx_disk_manifest;
+
+/* Appends the whole file to *out (whose `failed` tells of a lack of memory). */
+void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m);
+mx_err mx_disk_manifest_decode(mx_disk_manifest *m, const uint8_t *bytes, size_t n, mx_errbuf *eb);
+
+#endif
