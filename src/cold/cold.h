@@ -2,10 +2,11 @@
  *
  * cold.h: the cold tier, tier 2: the same pages as files, found again after a restart.
  *
- * The layout on disk is docs/file-format.md. Two threads of its own: one writer (bounded queue in
- * bytes, order of durability pages -> manifest) and one reader. The engine thread never waits for
- * the folder: it hands over jobs and polls for completions. Whatever goes wrong with the folder
- * degrades the tier to "off for now" with one warning and a counter, never the server.
+ * The layout on disk is docs/file-format.md. Three threads of its own: one writer (bounded queue in
+ * bytes, order of durability pages -> manifest), one reader, one that reads manifests after start
+ * and sweeps. The engine thread never waits for the folder: it hands over jobs and polls for
+ * completions. Whatever goes wrong with the folder degrades the tier to "off for now" with one
+ * warning and a counter, never the server; writing is tried again quietly every 30 s, reading goes on.
  *
  * Ownership: a job struct belongs to the caller before submit and after it is polled back, to the
  * cold tier in between, together with the page payloads it names (the caller holds references on
@@ -16,25 +17,63 @@
 
 #include "kv/kv.h"
 
+#include <sys/types.h>
+
+struct iovec;
+struct statvfs;
+struct timespec;
+
 typedef struct mx_cold mx_cold;
 
 typedef enum mx_cold_mode { MX_COLD_OFF, MX_COLD_ON, MX_COLD_WRITE_ONLY } mx_cold_mode;
 
+/* The system calls on which a disk can fail. For tests; NULL in the configuration = the real ones.
+ * Each returns what the call of that name returns and sets errno. */
+typedef struct mx_cold_fileops {
+    int (*open)(int dir, const char *name, int flags, unsigned mode);
+    int (*mkdir)(int dir, const char *name, unsigned mode);
+    ssize_t (*writev)(int fd, const struct iovec *iov, int n);
+    ssize_t (*preadv)(int fd, const struct iovec *iov, int n, long at);
+    int (*fsync)(int fd);
+    int (*rename)(int old_dir, const char *old_name, int new_dir, const char *new_name);
+    int (*unlink)(int dir, const char *name, int flags);
+    int (*utimens)(int dir, const char *name, const struct timespec times[2]);
+    int (*statvfs)(int fd, struct statvfs *out);
+} mx_cold_fileops;
+
+/* Times and reserves. 0 = the default everywhere, so {0} is right outside of tests. */
+typedef struct mx_cold_tuning {
+    const mx_cold_fileops *fileops;
+    int64_t min_free_bytes;    /* left free on the disk; 0 = the larger of 1 GiB and 2 %, -1 = none */
+    int64_t delete_age_s;      /* younger files are never deleted; 0 = 600, -1 = no such rule */
+    int64_t orphan_age_s;      /* older temporary files are orphans; 0 = 3600, -1 = at any age */
+    uint64_t retry_us;         /* between attempts when degraded; 0 = 30 s */
+    uint64_t sweep_us;         /* between sweeps; 0 = 10 min */
+} mx_cold_tuning;
+
 typedef struct mx_cold_config {
     mx_cold_mode mode;
     const char *dir;            /* e.g. ~/.mtplx/session_cache, already expanded; made when absent */
-    uint64_t max_bytes;         /* folder limit; 0 = default (a tenth of the free space, <= 32 GiB) */
+    uint64_t max_bytes;         /* of all files below dir/v1, all models together; 0 = default (a tenth
+                                   of the free space at start, at most 32 GiB) */
     size_t queue_bytes;         /* write queue bound; 0 = default 512 MiB */
     mx_hash256 root;            /* of this model and settings, no isolation salt */
     const char *model_json;     /* content of model.json, for people */
     void (*wake)(void *arg);    /* called from cold's threads when something can be polled; may be NULL */
     void *wake_arg;
+    mx_cold_tuning tuning;
 } mx_cold_config;
 
 /* Starts the threads. A folder that cannot be used is not an error: the tier is degraded and says
  * so in the log. Errors: no memory, no thread, mode OFF (MX_E_INVALID: do not open it at all). */
 mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_config *cfg, mx_errbuf *eb);
-/* Stops without flushing what is still queued; call mx_cold_flush first. */
+/* Stops the threads without flushing what is still queued (call mx_cold_flush first) and marks those
+ * jobs MX_E_CANCELLED: afterwards mx_cold_poll hands out all that is left, then NULL. Waits at most
+ * 5 s for a folder that hangs; false = a thread is still stuck in it: the jobs that it holds are not
+ * handed out, and their payloads must stay valid until the process ends. */
+bool mx_cold_stop(mx_cold *c);
+/* mx_cold_stop, when that was not done, and frees everything. Jobs that were not polled are the
+ * caller's again. NULL is allowed. */
 void mx_cold_close(mx_cold *c);
 
 /* ---- jobs ------------------------------------------------------------------------------------- */
@@ -67,23 +106,33 @@ struct mx_cold_job {
     /* READ in: payloads to fill, n_full + (tail_rows > 0). A READ carries over what PROBE filled in.
      * Of the tail page only rows 0..tail_rows-1 are filled. READ out: n_read pages from the front
      * are verified (checksum, identity, tokens); the tail counts as the last one. Bad files were
-     * quarantined; the caller continues with what it got. */
+     * quarantined; the caller continues with what it got, and may probe again from there for the
+     * next-best tail. Status is MX_OK also when less was read than asked for. Payloads from n_read on
+     * hold anything (the first of them may have received unverified bytes): zero before reuse. */
     uint8_t **payloads;
     size_t n_read;
     uint64_t elapsed_us;
 
-    /* WRITE_PAGE in: the page's bytes and tokens. n_rows < 64 = compact partial page. The payload
-     * is borrowed until polled back. `tokens`/n_tokens = the page's own tokens. */
+    /* WRITE_PAGE in: the page's bytes and tokens. n_tokens < 64 = partial page: the payload is the
+     * page as in RAM, its rows are compacted here. The payload is borrowed until polled back; rows
+     * from n_tokens on may be written meanwhile. `tokens`/n_tokens = the page's own tokens;
+     * `parent_id`, `first_page` (the page's own index) and `root` its place; page_id its identity.
+     * Status: MX_OK = durable. MX_E_FULL = over the folder's limit or no space, MX_E_DENIED,
+     * MX_E_IO = the folder fails (see the stats), MX_E_INVALID = page_id is not the identity of
+     * what was given, MX_E_NOMEM. Whatever it is, the caller just goes on. */
     const uint8_t *payload;
     mx_hash256 page_id;
 
     /* WRITE_SESSION in: the manifest. All page identities of the chain in order (owned by the
-     * caller until polled), tokens in the last one, and what kind of point it is. */
+     * caller until polled), tokens in the whole chain, and what kind of point it is. Submit it behind
+     * its pages. Status MX_OK = the session is durable (logged "durable session=..."); MX_E_NOT_FOUND
+     * = some pages are not in the folder: mx_cold_has_page is false for those from now on, so they
+     * can be written again. */
     const mx_hash256 *page_ids;
     size_t n_pages;
-    size_t n_session_tokens;
+    size_t n_session_tokens;  /* in (64 * (n_pages - 1), 64 * n_pages] */
     uint32_t entry_kind;      /* 0 prompt, 1 turn */
-    mx_hash256 session_id;    /* names the file: chain identity of the conversation's first page */
+    mx_hash256 session_id;    /* names the conversation in logs (the file is named by the last page) */
 };
 
 /* Hands a job over. MX_E_FULL: the write queue has no room (nothing queued; the caller may retry
@@ -93,18 +142,27 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job);
 /* The next finished job of any kind, or NULL. Never blocks. */
 mx_cold_job *mx_cold_poll(mx_cold *c);
 
-/* Is this page known to be durable in the folder (written by us or seen)? RAM only, a hint. */
+/* Is this page known to be durable in the folder (written by us or seen)? RAM only, a hint: need not
+ * be written again. Never waits for the folder. */
 bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id);
 
-/* Waits until everything queued is durable or the deadline passes. True = all flushed. */
+/* Waits until everything queued is durable or the deadline passes. True = all flushed, false = time
+ * ran out or something queued could not be written. */
 bool mx_cold_flush(mx_cold *c, uint64_t timeout_us);
+
+/* Runs the start-up scan or a sweep now and waits for its end. False = the time ran out. */
+bool mx_cold_sweep(mx_cold *c, uint64_t timeout_us);
 
 typedef struct mx_cold_stats {
     bool is_degraded;
     char degraded_reason[160];
-    uint64_t files, bytes;
+    bool is_loaded;            /* names and manifests have been read after start */
+    uint64_t files, bytes;     /* below dir/v1, of all models, as far as known */
+    uint64_t max_bytes;
     uint64_t pages_written, bytes_written, sessions_written, write_failures, dropped_full;
+    uint64_t pages_skipped;    /* not written because they were there */
     uint64_t pages_read, bytes_read, quarantined;
+    uint64_t files_swept, bytes_swept;
     uint64_t queued_jobs, queued_bytes;
     double read_bytes_per_us;  /* measured; 0 = not yet */
 } mx_cold_stats;
@@ -112,8 +170,13 @@ void mx_cold_get_stats(mx_cold *c, mx_cold_stats *out); /* any thread */
 
 /* ---- without a server -------------------------------------------------------------------------- */
 
-/* Removes everything below dir that belongs to the cache (`mtplx cache rm --all`); refuses a folder
- * that does not look like one. *n_files, *n_bytes: what was removed. */
+#define MX_COLD_MARKER_NAME "mtplx-session-cache.txt"
+#define MX_COLD_MARKER_LINE "mtplx session cache"
+
+/* Removes everything below dir that belongs to the cache (`mtplx cache rm --all`). MX_E_INVALID: the
+ * folder does not look like one (no marker file), nothing was removed. An absent or empty folder is
+ * fine. Foreign names are left alone: then MX_OK, and the text says so. *n_files, *n_bytes: what was
+ * removed. */
 mx_err mx_cold_remove_all(const char *dir, uint64_t *n_files, uint64_t *n_bytes, mx_errbuf *eb);
 
 #endif

@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The cold tier's front: queues, threads, degradation, statistics.
+ *
+ * Three threads with a plain mutex between them and the engine. The engine only ever takes the lock
+ * for a few list operations; all that can be slow (the folder) happens on the threads, outside of
+ * the lock. One writer is enough: it waits for the disk, not for the CPU, and one keeps the order
+ * pages before manifest without bookkeeping.
+ */
+#include "cold/cold_state.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <sys/statvfs.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum {
+    STOP_WAIT_S = 5,
+    /* A reader in front of a busy writer makes it wait, but not for ever: under a constant stream of
+     * restores pages must still become durable. */
+    YIELD_MAX_US = 2000000,
+};
+static const size_t default_queue_bytes = (size_t)512 << 20;
+
+/* ---- queues ----------------------------------------------------------------------------------- */
+
+static void list_push(job_list *l, mx_cold_job *job)
+{
+    job->next = NULL;
+    if (l->last != NULL) {
+        l->last->next = job;
+    } else {
+        l->first = job;
+    }
+    l->last = job;
+}
+
+static mx_cold_job *list_pop(job_list *l)
+{
+    mx_cold_job *job = l->first;
+    if (job != NULL) {
+        l->first = job->next;
+        if (l->first == NULL) {
+            l->last = NULL;
+        }
+        job->next = NULL;
+    }
+    return job;
+}
+
+static bool is_write(const mx_cold_job *job)
+{
+    return job->kind == MX_COLD_WRITE_PAGE || job->kind == MX_COLD_WRITE_SESSION;
+}
+
+/* What a queued job keeps from being freed. */
+static size_t held_bytes(const mx_cold *c, const mx_cold_job *job)
+{
+    return job->kind == MX_COLD_WRITE_PAGE ? c->page_bytes : job->n_pages * sizeof(mx_hash256);
+}
+
+mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
+{
+    mx_err err = MX_OK;
+    if (!is_write(job) && c->mode == MX_COLD_WRITE_ONLY) {
+        return MX_E_UNSUPPORTED;
+    }
+    pthread_mutex_lock(&c->lock);
+    if (atomic_load(&c->is_stopping)) {
+        err = MX_E_CANCELLED;
+    } else if (!is_write(job)) {
+        list_push(&c->reads, job);
+        pthread_cond_signal(&c->reader_cond);
+    } else {
+        size_t bytes = held_bytes(c, job);
+        uint64_t held = c->stats.queued_bytes;
+        /* A job larger than the whole queue is let in alone: otherwise it never could be. */
+        if (held > 0 && (bytes > c->queue_bytes_max || held > c->queue_bytes_max - bytes)) {
+            c->stats.dropped_full++;
+            err = MX_E_FULL;
+        } else {
+            list_push(&c->writes, job);
+            c->stats.queued_jobs++;
+            c->stats.queued_bytes += bytes;
+            pthread_cond_signal(&c->writer_cond);
+        }
+    }
+    pthread_mutex_unlock(&c->lock);
+    return err;
+}
+
+mx_cold_job *mx_cold_poll(mx_cold *c)
+{
+    pthread_mutex_lock(&c->lock);
+    mx_cold_job *job = list_pop(&c->done);
+    pthread_mutex_unlock(&c->lock);
+    return job;
+}
+
+static void finish_locked(mx_cold *c, mx_cold_job *job)
+{
+    if (is_write(job)) {
+        c->stats.queued_jobs--;
+        c->stats.queued_bytes -= held_bytes(c, job);
+        c->n_lost += job->status != MX_OK;
+        c->stats.write_failures += job->status != MX_OK && job->status != MX_E_CANCELLED;
+    }
+    list_push(&c->done, job);
+    pthread_cond_broadcast(&c->idle_cond);
+}
+
+/* ---- threads ---------------------------------------------------------------------------------- */
+
+static struct timespec monotonic_after(uint64_t us)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += (time_t)(us / 1000000);
+    t.tv_nsec += (long)(us % 1000000) * 1000;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_nsec -= 1000000000;
+        t.tv_sec++;
+    }
+    return t;
+}
+
+/* Lets restores that wait have the disk first. */
+static void yield_to_reader_locked(mx_cold *c)
+{
+    struct timespec until = monotonic_after(YIELD_MAX_US);
+    while ((c->reads.first != NULL || c->reader_busy) && !c->is_flushing
+           && !atomic_load(&c->is_stopping)) {
+        if (pthread_cond_timedwait(&c->idle_cond, &c->lock, &until) == ETIMEDOUT) {
+            return;
+        }
+    }
+}
+
+static void *writer_main(void *arg)
+{
+    mx_cold *c = arg;
+    pthread_mutex_lock(&c->lock);
+    while (!atomic_load(&c->is_stopping)) {
+        if (c->writes.first == NULL) {
+            pthread_cond_wait(&c->writer_cond, &c->lock);
+            continue;
+        }
+        yield_to_reader_locked(c);
+        if (atomic_load(&c->is_stopping)) {
+            break;
+        }
+        mx_cold_job *job = list_pop(&c->writes);
+        c->writer_busy = true;
+        pthread_mutex_unlock(&c->lock);
+        mx_cold_write_job(c, job);
+        pthread_mutex_lock(&c->lock);
+        c->writer_busy = false;
+        finish_locked(c, job);
+        pthread_mutex_unlock(&c->lock);
+        if (c->wake != NULL) {
+            c->wake(c->wake_arg);
+        }
+        pthread_mutex_lock(&c->lock);
+    }
+    pthread_mutex_unlock(&c->lock);
+    mx_cold_folder_close(&c->writer_folder);
+    return NULL;
+}
+
+static void *reader_main(void *arg)
+{
+    mx_cold *c = arg;
+    pthread_mutex_lock(&c->lock);
+    while (!atomic_load(&c->is_stopping)) {
+        mx_cold_job *job = list_pop(&c->reads);
+        if (job == NULL) {
+            pthread_cond_wait(&c->reader_cond, &c->lock);
+            continue;
+        }
+        c->reader_busy = true;
+        pthread_mutex_unlock(&c->lock);
+        bool is_read = job->kind == MX_COLD_READ;
+        mx_cold_read_job(c, job);
+        pthread_mutex_lock(&c->lock);
+        c->reader_busy = false;
+        finish_locked(c, job);
+        pthread_mutex_unlock(&c->lock);
+        if (c->wake != NULL) {
+            c->wake(c->wake_arg);
+        }
+        if (is_read) {
+            mx_cold_read_done(c);
+        }
+        pthread_mutex_lock(&c->lock);
+    }
+    pthread_mutex_unlock(&c->lock);
+    mx_cold_folder_close(&c->reader_folder);
+    return NULL;
+}
+
+static void *sweeper_main(void *arg)
+{
+    mx_cold *c = arg;
+    pthread_mutex_lock(&c->lock);
+    c->is_sweep_wanted = true; /* the scan after start */
+    while (!atomic_load(&c->is_stopping)) {
+        if (!c->is_sweep_wanted) {
+            struct timespec until = monotonic_after(c->tuning.sweep_us);
+            int rc = 0;
+            while (!c->is_sweep_wanted && rc != ETIMEDOUT && !atomic_load(&c->is_stopping)) {
+                rc = pthread_cond_timedwait(&c->sweeper_cond, &c->lock, &until);
+            }
+            c->is_sweep_wanted = true;
+            continue;
+        }
+        c->is_sweep_wanted = false;
+        c->sweeper_busy = true;
+        pthread_mutex_unlock(&c->lock);
+        mx_cold_sweep_once(c);
+        pthread_mutex_lock(&c->lock);
+        c->sweeper_busy = false;
+        c->stats.is_loaded = true;
+        c->n_sweeps++;
+        pthread_cond_broadcast(&c->idle_cond);
+    }
+    pthread_mutex_unlock(&c->lock);
+    mx_cold_folder_close(&c->sweeper_folder);
+    return NULL;
+}
+
+/* ---- open and close --------------------------------------------------------------------------- */
+
+static void fill_tuning(mx_cold *c, const mx_cold_tuning *t)
+{
+    c->tuning = *t;
+    c->has_default_reserve = t->min_free_bytes == 0;
+    if (t->fileops == NULL) {
+        c->tuning.fileops = &mx_cold_real_fileops;
+    }
+    if (t->min_free_bytes <= 0) {
+        c->tuning.min_free_bytes = t->min_free_bytes == 0 ? (int64_t)1 << 30 : 0;
+    }
+    if (t->delete_age_s <= 0) {
+        c->tuning.delete_age_s = t->delete_age_s == 0 ? 600 : 0;
+    }
+    if (t->orphan_age_s <= 0) {
+        c->tuning.orphan_age_s = t->orphan_age_s == 0 ? 3600 : 0;
+    }
+    if (t->retry_us == 0) {
+        c->tuning.retry_us = 30000000;
+    }
+    if (t->sweep_us == 0) {
+        c->tuning.sweep_us = 600000000;
+    }
+}
+
+static void free_memory(mx_cold *c)
+{
+    mx_cold_index_destroy(c->index);
+    mx_free(c->dir);
+    mx_free(c->model_json);
+    mx_free(c->writer_head);
+    mx_free(c->writer_rows);
+    mx_free(c->reader_head);
+    mx_free(c->reader_rows);
+    mx_free(c->reader_page);
+    mx_free(c->reader_ids);
+    mx_free(c->sweeper_head);
+    pthread_cond_destroy(&c->writer_cond);
+    pthread_cond_destroy(&c->reader_cond);
+    pthread_cond_destroy(&c->sweeper_cond);
+    pthread_cond_destroy(&c->idle_cond);
+    pthread_mutex_destroy(&c->lock);
+    mx_free(c);
+}
+
+static void init_locks(mx_cold *c)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->writer_cond, &attr);
+    pthread_cond_init(&c->reader_cond, &attr);
+    pthread_cond_init(&c->sweeper_cond, &attr);
+    pthread_cond_init(&c->idle_cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_config *cfg, mx_errbuf *eb)
+{
+    *out = NULL;
+    size_t page_bytes = mx_kv_page_bytes(shape);
+    if (cfg->mode == MX_COLD_OFF || page_bytes == 0 || cfg->dir == NULL) {
+        return mx_fail(eb, MX_E_INVALID, "the SSD session cache is off or has no folder");
+    }
+    mx_cold *c = mx_calloc(1, sizeof *c);
+    if (c == NULL) {
+        return mx_fail(eb, MX_E_NOMEM, "no memory for the SSD session cache");
+    }
+    init_locks(c);
+    c->shape = *shape;
+    c->mode = cfg->mode;
+    c->root = cfg->root;
+    c->page_bytes = page_bytes;
+    c->queue_bytes_max = cfg->queue_bytes != 0 ? cfg->queue_bytes : default_queue_bytes;
+    c->max_bytes = cfg->max_bytes;
+    c->wake = cfg->wake;
+    c->wake_arg = cfg->wake_arg;
+    c->wall_start_s = mx_wall_s();
+    c->boot_start_us = mx_boottime_us();
+    fill_tuning(c, &cfg->tuning);
+    c->dir = mx_strdup(cfg->dir);
+    c->model_json = cfg->model_json != NULL ? mx_strdup(cfg->model_json) : NULL;
+    c->index = mx_cold_index_create();
+    c->writer_head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
+    c->writer_rows = mx_alloc_aligned(64, page_bytes);
+    c->reader_head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
+    c->reader_rows = mx_alloc_aligned(64, page_bytes);
+    c->reader_page = mx_alloc_aligned(64, page_bytes);
+    c->sweeper_head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
+    if (c->dir == NULL || (c->model_json == NULL && cfg->model_json != NULL) || c->index == NULL
+        || c->writer_head == NULL || c->writer_rows == NULL || c->reader_head == NULL
+        || c->reader_rows == NULL || c->reader_page == NULL || c->sweeper_head == NULL) {
+        free_memory(c);
+        return mx_fail(eb, MX_E_NOMEM, "no memory for the SSD session cache");
+    }
+    mx_cold_folder_init(&c->writer_folder, c->tuning.fileops, c->dir, &c->root);
+    mx_cold_folder_init(&c->reader_folder, c->tuning.fileops, c->dir, &c->root);
+    mx_cold_folder_init(&c->sweeper_folder, c->tuning.fileops, c->dir, &c->root);
+    c->has_writer = pthread_create(&c->writer, NULL, writer_main, c) == 0;
+    c->has_reader = pthread_create(&c->reader, NULL, reader_main, c) == 0;
+    c->has_sweeper = pthread_create(&c->sweeper, NULL, sweeper_main, c) == 0;
+    if (!c->has_writer || !c->has_reader || !c->has_sweeper) {
+        mx_cold_close(c);
+        return mx_fail(eb, MX_E_NOMEM, "cannot start a thread for the SSD session cache");
+    }
+    *out = c;
+    return MX_OK;
+}
+
+static bool join_until(pthread_t thread, const struct timespec *until)
+{
+    return pthread_timedjoin_np(thread, NULL, until) == 0;
+}
+
+bool mx_cold_stop(mx_cold *c)
+{
+    if (c->is_stopped) {
+        return !c->is_stuck;
+    }
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->is_stopping, true);
+    pthread_cond_broadcast(&c->writer_cond);
+    pthread_cond_broadcast(&c->reader_cond);
+    pthread_cond_broadcast(&c->sweeper_cond);
+    pthread_cond_broadcast(&c->idle_cond);
+    pthread_mutex_unlock(&c->lock);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += STOP_WAIT_S;
+    c->is_stuck |= c->has_writer && !join_until(c->writer, &until);
+    c->is_stuck |= c->has_reader && !join_until(c->reader, &until);
+    c->is_stuck |= c->has_sweeper && !join_until(c->sweeper, &until);
+    if (c->is_stuck) {
+        mx_log(MX_LOG_WARN, "cold: the folder %s hangs; leaving without it", c->dir);
+    }
+    pthread_mutex_lock(&c->lock);
+    for (mx_cold_job *job; (job = list_pop(&c->reads)) != NULL;) {
+        job->status = MX_E_CANCELLED;
+        finish_locked(c, job);
+    }
+    for (mx_cold_job *job; (job = list_pop(&c->writes)) != NULL;) {
+        job->status = MX_E_CANCELLED;
+        finish_locked(c, job);
+    }
+    pthread_mutex_unlock(&c->lock);
+    c->is_stopped = true;
+    return !c->is_stuck;
+}
+
+void mx_cold_close(mx_cold *c)
+{
+    /* With a thread that hangs in the folder its memory must stay: it may come back. */
+    if (c != NULL && mx_cold_stop(c)) {
+        free_memory(c);
+    }
+}
+
+/* ---- waiting ---------------------------------------------------------------------------------- */
+
+bool mx_cold_flush(mx_cold *c, uint64_t timeout_us)
+{
+    struct timespec until = monotonic_after(timeout_us);
+    pthread_mutex_lock(&c->lock);
+    uint64_t lost_before = c->n_lost;
+    c->is_flushing = true;
+    pthread_cond_broadcast(&c->idle_cond);
+    int rc = 0;
+    while ((c->writes.first != NULL || c->writer_busy) && rc != ETIMEDOUT
+           && !atomic_load(&c->is_stopping)) {
+        rc = pthread_cond_timedwait(&c->idle_cond, &c->lock, &until);
+    }
+    c->is_flushing = false;
+    bool is_flushed = c->writes.first == NULL && !c->writer_busy && c->n_lost == lost_before;
+    pthread_mutex_unlock(&c->lock);
+    return is_flushed;
+}
+
+bool mx_cold_sweep(mx_cold *c, uint64_t timeout_us)
+{
+    struct timespec until = monotonic_after(timeout_us);
+    pthread_mutex_lock(&c->lock);
+    /* A sweep that runs now may have passed what the caller wants swept: wait for the next. */
+    uint64_t want = c->n_sweeps + 1 + c->sweeper_busy;
+    c->is_sweep_wanted = true;
+    pthread_cond_signal(&c->sweeper_cond);
+    int rc = 0;
+    while (c->n_sweeps < want && rc != ETIMEDOUT && !atomic_load(&c->is_stopping)) {
+        rc = pthread_cond_timedwait(&c->idle_cond, &c->lock, &until);
+    }
+    bool is_done = c->n_sweeps >= want;
+    pthread_mutex_unlock(&c->lock);
+    return is_done;
+}
+
+/* ---- degradation and statistics --------------------------------------------------------------- */
+
+void mx_cold_failed(mx_cold *c, const char *what)
+{
+    pthread_mutex_lock(&c->lock);
+    bool is_new = !c->stats.is_degraded;
+    c->stats.is_degraded = true;
+    mx_log_safe(c->stats.degraded_reason, sizeof c->stats.degraded_reason, what, strlen(what));
+    uint64_t now = mx_now_us();
+    if (is_new || now >= c->retry_at_us) { /* failing reads do not put off the writer's attempt */
+        c->retry_at_us = now + c->tuning.retry_us;
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (is_new) {
+        mx_log(MX_LOG_WARN, "cold: the SSD session cache is off for now: %s; serving from RAM, "
+               "trying again every %llu s",
+               what, (unsigned long long)(c->tuning.retry_us / 1000000));
+    } else {
+        mx_log(MX_LOG_DEBUG, "cold: still off: %s", what);
+    }
+}
+
+void mx_cold_worked(mx_cold *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool was_degraded = c->stats.is_degraded;
+    c->stats.is_degraded = false;
+    c->stats.degraded_reason[0] = '\0';
+    pthread_mutex_unlock(&c->lock);
+    if (was_degraded) {
+        mx_log(MX_LOG_INFO, "cold: the SSD session cache works again");
+    }
+}
+
+bool mx_cold_may_write(mx_cold *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool may = !c->stats.is_degraded || mx_now_us() >= c->retry_at_us;
+    pthread_mutex_unlock(&c->lock);
+    return may;
+}
+
+static uint64_t add_clamped(uint64_t value, int64_t delta)
+{
+    return delta < 0 && (uint64_t)-delta > value ? 0 : value + (uint64_t)delta;
+}
+
+void mx_cold_account(mx_cold *c, int64_t files, int64_t bytes)
+{
+    pthread_mutex_lock(&c->lock);
+    c->stats.files = add_clamped(c->stats.files, files);
+    c->stats.bytes = add_clamped(c->stats.bytes, bytes);
+    if (files > 0) {
+        c->written_files += (uint64_t)files;
+        c->written_bytes += (uint64_t)bytes;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void mx_cold_quarantined(mx_cold *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->stats.quarantined++;
+    pthread_mutex_unlock(&c->lock);
+}
+
+void mx_cold_want_sweep(mx_cold *c)
+{
+    pthread_mutex_lock(&c->lock);
+    uint64_t now = mx_now_us();
+    if (now >= c->next_sweep_us) {
+        c->next_sweep_us = now + c->tuning.retry_us;
+        c->is_sweep_wanted = true;
+        pthread_cond_signal(&c->sweeper_cond);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f)
+{
+    enum { DEFAULT_MAX_GIB = 32 };
+    struct statvfs vfs;
+    uint64_t fallback = (uint64_t)DEFAULT_MAX_GIB << 30;
+    if (f->root_fd >= 0 && f->ops->statvfs(f->root_fd, &vfs) == 0) {
+        uint64_t tenth = (uint64_t)vfs.f_bavail * vfs.f_frsize / 10;
+        fallback = tenth < fallback ? tenth : fallback;
+    }
+    pthread_mutex_lock(&c->lock);
+    if (c->max_bytes == 0) {
+        c->max_bytes = c->stats.bytes + fallback;
+    }
+    uint64_t limit = c->max_bytes;
+    pthread_mutex_unlock(&c->lock);
+    return limit;
+}
+
+uint64_t mx_cold_low_water(uint64_t limit)
+{
+    return limit - limit / 16;
+}
+
+int64_t mx_cold_now_s(const mx_cold *c)
+{
+    int64_t wall = mx_wall_s();
+    int64_t steady = c->wall_start_s + (int64_t)((mx_boottime_us() - c->boot_start_us) / 1000000);
+    return wall < steady ? wall : steady;
+}
+
+bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id)
+{
+    return mx_cold_index_has(c->index, page_id);
+}
+
+void mx_cold_get_stats(mx_cold *c, mx_cold_stats *out)
+{
+    pthread_mutex_lock(&c->lock);
+    *out = c->stats;
+    out->max_bytes = c->max_bytes;
+    pthread_mutex_unlock(&c->lock);
+}

@@ -1,0 +1,507 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Files that appear whole or not at all, in a folder that nobody else can write.
+ *
+ * Everything is relative to an open folder descriptor and nothing follows a symbolic link, so a
+ * folder that is swapped while the server runs can make us miss, never write elsewhere. Failures
+ * come back as a code with a sentence; whether to go on is decided above.
+ */
+#include "cold/cold_files.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+static int real_open(int dir, const char *name, int flags, unsigned mode)
+{
+    return openat(dir, name, flags, (mode_t)mode);
+}
+
+static int real_mkdir(int dir, const char *name, unsigned mode)
+{
+    return mkdirat(dir, name, (mode_t)mode);
+}
+
+static int real_utimens(int dir, const char *name, const struct timespec times[2])
+{
+    return utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW);
+}
+
+static ssize_t real_preadv(int fd, const struct iovec *iov, int n, long at)
+{
+    return preadv(fd, iov, n, (off_t)at);
+}
+
+const mx_cold_fileops mx_cold_real_fileops = {
+    .open = real_open,
+    .mkdir = real_mkdir,
+    .writev = writev,
+    .preadv = real_preadv,
+    .fsync = fsync,
+    .rename = renameat,
+    .unlink = unlinkat,
+    .utimens = real_utimens,
+    .statvfs = fstatvfs,
+};
+
+mx_err mx_cold_errno(int e)
+{
+    switch (e) {
+    case ENOSPC:
+    case EDQUOT: return MX_E_FULL;
+    case EACCES:
+    case EPERM:
+    case EROFS: return MX_E_DENIED;
+    case ENOENT: return MX_E_NOT_FOUND;
+    case ENOMEM: return MX_E_NOMEM;
+    default: return MX_E_IO;
+    }
+}
+
+int64_t mx_cold_wall_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void mx_cold_page_name(const mx_hash256 *id, char xx[3], char name[MX_COLD_NAME_CAP])
+{
+    char hex[65];
+    mx_hash256_hex(id, hex);
+    snprintf(xx, 3, "%.2s", hex);
+    snprintf(name, MX_COLD_NAME_CAP, "%s.page", hex);
+}
+
+void mx_cold_session_name(const mx_hash256 *last_page, char name[MX_COLD_NAME_CAP])
+{
+    char hex[65];
+    mx_hash256_hex(last_page, hex);
+    snprintf(name, MX_COLD_NAME_CAP, "%s.session", hex);
+}
+
+/* ---- folders ---------------------------------------------------------------------------------- */
+
+void mx_cold_folder_init(mx_cold_folder *f, const mx_cold_fileops *ops, const char *dir,
+                         const mx_hash256 *root)
+{
+    memset(f, 0, sizeof *f);
+    f->ops = ops != NULL ? ops : &mx_cold_real_fileops;
+    f->dir = dir;
+    mx_hash256_hex(root, f->root_hex);
+    f->top_fd = f->v1_fd = f->root_fd = f->pages_fd = f->sessions_fd = -1;
+    f->temp_start = mx_boottime_us();
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0) {
+        close(*fd);
+        *fd = -1;
+    }
+}
+
+void mx_cold_folder_close(mx_cold_folder *f)
+{
+    close_fd(&f->sessions_fd);
+    close_fd(&f->pages_fd);
+    close_fd(&f->root_fd);
+    close_fd(&f->v1_fd);
+    close_fd(&f->top_fd);
+}
+
+/* Ours, and nobody else can write: otherwise what we read is not what we wrote. */
+static mx_err check_dir(int fd, const char *name, mx_errbuf *eb)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot look at the folder %s", name);
+    }
+    if (st.st_uid != geteuid()) {
+        return mx_fail(eb, MX_E_DENIED, "the folder %s belongs to user %u, not to us", name,
+                       (unsigned)st.st_uid);
+    }
+    if ((st.st_mode & 022) != 0) {
+        return mx_fail(eb, MX_E_DENIED, "others can write the folder %s (mode %o): chmod go-w it",
+                       name, (unsigned)st.st_mode & 07777);
+    }
+    return MX_OK;
+}
+
+int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,
+                     mx_err *err, mx_errbuf *eb)
+{
+    const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    int fd = ops->open(parent, name, flags, 0);
+    if (fd < 0 && errno == ENOENT && create) {
+        if (ops->mkdir(parent, name, 0700) != 0 && errno != EEXIST) {
+            *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make the folder %s", name);
+            return -1;
+        }
+        fd = ops->open(parent, name, flags, 0);
+        /* The new name must be durable before anything that is said to be durable lies below it. */
+        if (fd >= 0 && parent != AT_FDCWD && ops->fsync(parent) != 0) {
+            *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync the parent of %s",
+                                 name);
+            ops->unlink(parent, name, AT_REMOVEDIR); /* so that the next try makes and syncs it */
+            close(fd);
+            return -1;
+        }
+    }
+    if (fd < 0) {
+        *err = errno == ELOOP || errno == ENOTDIR ? MX_E_DENIED : mx_cold_errno(errno);
+        mx_fail_errno(eb, *err, errno, "cannot open the folder %s", name);
+        return -1;
+    }
+    *err = check_dir(fd, name, eb);
+    if (*err != MX_OK) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* Copies what is in front of the last component; "." when there is nothing. */
+static void parent_path(const char *dir, char out[4096])
+{
+    size_t len = strlen(dir);
+    while (len > 1 && dir[len - 1] == '/') {
+        len--;
+    }
+    while (len > 0 && dir[len - 1] != '/') {
+        len--;
+    }
+    while (len > 1 && dir[len - 1] == '/') {
+        len--;
+    }
+    if (len == 0 || len >= 4096) {
+        snprintf(out, 4096, ".");
+        return;
+    }
+    memcpy(out, dir, len);
+    out[len] = '\0';
+}
+
+/* Makes the missing parents of the configured folder, like mkdir -p. They are the user's: no checks,
+ * but what we made is synced, so that a durable page is not lost with the folder above it. */
+static mx_err make_parents(const mx_cold_fileops *ops, const char *dir, mx_errbuf *eb)
+{
+    char path[4096], above[4096];
+    parent_path(dir, path);
+    for (char *p = path + 1;; p++) {
+        bool is_end = *p == '\0';
+        if (*p != '/' && !is_end) {
+            continue;
+        }
+        *p = '\0';
+        if (ops->mkdir(AT_FDCWD, path, 0700) == 0) {
+            parent_path(path, above);
+            int fd = ops->open(AT_FDCWD, above, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+            if (fd < 0 || ops->fsync(fd) != 0) {
+                mx_log(MX_LOG_DEBUG, "cold: cannot sync %s: %s", above, strerror(errno));
+            }
+            if (fd >= 0) {
+                close(fd);
+            }
+        } else if (errno != EEXIST) {
+            return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make the folder %s", path);
+        }
+        if (is_end) {
+            return MX_OK;
+        }
+        *p = '/';
+    }
+}
+
+/* Opens the configured folder; a new one is synced into its parent. */
+static int open_top(mx_cold_folder *f, bool create, mx_err *err, mx_errbuf *eb)
+{
+    struct stat st;
+    size_t len = strlen(f->dir);
+    if (len == 0 || len >= 4000) {
+        *err = mx_fail(eb, MX_E_INVALID, "the folder's path is empty or too long");
+        return -1;
+    }
+    if (!create || lstat(f->dir, &st) == 0) {
+        return mx_cold_open_dir(f->ops, AT_FDCWD, f->dir, false, err, eb);
+    }
+    *err = make_parents(f->ops, f->dir, eb);
+    if (*err != MX_OK) {
+        return -1;
+    }
+    char above[4096];
+    parent_path(f->dir, above);
+    int fd = mx_cold_open_dir(f->ops, AT_FDCWD, f->dir, true, err, eb);
+    int parent = f->ops->open(AT_FDCWD, above, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (fd >= 0 && (parent < 0 || f->ops->fsync(parent) != 0)) {
+        *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync %s", above);
+        close(fd);
+        fd = -1;
+        f->ops->unlink(AT_FDCWD, f->dir, AT_REMOVEDIR);
+    }
+    if (parent >= 0) {
+        close(parent);
+    }
+    return fd;
+}
+
+/* Is the folder, or would it be, on another device than before? */
+static bool is_other_device(const mx_cold_folder *f)
+{
+    struct stat st;
+    char above[4096];
+    if (!f->has_device) {
+        return false;
+    }
+    if (stat(f->dir, &st) == 0) {
+        return st.st_dev != f->device;
+    }
+    parent_path(f->dir, above);
+    return stat(above, &st) == 0 && st.st_dev != f->device;
+}
+
+static bool is_alive(int fd)
+{
+    struct stat st;
+    return fd >= 0 && fstat(fd, &st) == 0 && st.st_nlink > 0;
+}
+
+static mx_err write_marker(mx_cold_folder *f, mx_errbuf *eb)
+{
+    static const char text[] =
+        MX_COLD_MARKER_LINE "\n"
+        "This folder holds the KV pages of conversations with a local model, so that they need not\n"
+        "be computed again. The conversations can be read from it. `mtplx cache rm --all` removes\n"
+        "everything here; the server makes it again.\n";
+    struct stat st;
+    if (fstatat(f->top_fd, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+        return MX_OK;
+    }
+    struct iovec iov = {(void *)(uintptr_t)text, sizeof text - 1};
+    return mx_cold_write_file(f, f->top_fd, MX_COLD_MARKER_NAME, &iov, 1, eb);
+}
+
+static mx_err open_all(mx_cold_folder *f, bool create, mx_errbuf *eb)
+{
+    mx_err err = MX_OK;
+    if (is_other_device(f)) {
+        return mx_fail(eb, MX_E_DENIED, "%s is on another device now (unmounted?)", f->dir);
+    }
+    f->top_fd = open_top(f, create, &err, eb);
+    if (f->top_fd < 0) {
+        return err;
+    }
+    if (create) {
+        MX_TRY(write_marker(f, eb));
+    }
+    struct {
+        int *fd;
+        const int *parent;
+        const char *name;
+    } const below[] = {
+        {&f->v1_fd, &f->top_fd, "v1"},
+        {&f->root_fd, &f->v1_fd, f->root_hex},
+        {&f->pages_fd, &f->root_fd, "pages"},
+        {&f->sessions_fd, &f->root_fd, "sessions"},
+    };
+    for (size_t i = 0; i < MX_COUNT(below); i++) {
+        *below[i].fd = mx_cold_open_dir(f->ops, *below[i].parent, below[i].name, create, &err, eb);
+        if (*below[i].fd < 0) {
+            return err;
+        }
+    }
+    struct stat st;
+    if (fstat(f->top_fd, &st) == 0) {
+        f->has_device = true;
+        f->device = st.st_dev;
+    }
+    return MX_OK;
+}
+
+mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb)
+{
+    if (is_alive(f->root_fd) && is_alive(f->pages_fd) && is_alive(f->sessions_fd)) {
+        return MX_OK;
+    }
+    mx_cold_folder_close(f);
+    mx_err err = open_all(f, create, eb);
+    if (err != MX_OK) {
+        mx_cold_folder_close(f);
+    }
+    return err;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------- */
+
+mx_err mx_cold_open_file(const mx_cold_fileops *ops, int dir, const char *name, int *fd,
+                         uint64_t *bytes, mx_errbuf *eb)
+{
+    /* O_NONBLOCK: a FIFO that somebody put there must not hang us before we see what it is. */
+    *fd = ops->open(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0);
+    if (*fd < 0) {
+        if (errno == ELOOP || errno == ENXIO) {
+            return mx_fail(eb, MX_E_CORRUPT, "not a regular file");
+        }
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot open %s", name);
+    }
+    struct stat st;
+    if (fstat(*fd, &st) != 0) {
+        int e = errno;
+        close_fd(fd);
+        return mx_fail_errno(eb, MX_E_IO, e, "cannot look at %s", name);
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close_fd(fd);
+        return mx_fail(eb, MX_E_CORRUPT, "not a regular file");
+    }
+    *bytes = (uint64_t)st.st_size;
+    return MX_OK;
+}
+
+/* Drops n bytes from the front of the vectors; returns how many vectors are left to do. */
+static int advance(struct iovec **iov, int n_iov, size_t n)
+{
+    while (n_iov > 0 && n >= (*iov)->iov_len) {
+        n -= (*iov)->iov_len;
+        (*iov)++;
+        n_iov--;
+    }
+    if (n_iov > 0) {
+        (*iov)->iov_base = (uint8_t *)(*iov)->iov_base + n;
+        (*iov)->iov_len -= n;
+    }
+    return n_iov;
+}
+
+mx_err mx_cold_read_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, int n_iov,
+                        mx_errbuf *eb)
+{
+    long at = 0;
+    while (n_iov > 0) {
+        ssize_t n = ops->preadv(fd, iov, n_iov, at);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return mx_fail_errno(eb, MX_E_IO, errno, "cannot read");
+        }
+        if (n == 0) {
+            return mx_fail(eb, MX_E_CORRUPT, "size");
+        }
+        at += n;
+        n_iov = advance(&iov, n_iov, (size_t)n);
+    }
+    return MX_OK;
+}
+
+/* ---- writing ---------------------------------------------------------------------------------- */
+
+static mx_err write_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, int n_iov,
+                        mx_errbuf *eb)
+{
+    while (n_iov > 0) {
+        ssize_t n = ops->writev(fd, iov, n_iov);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            int e = n == 0 ? ENOSPC : errno;
+            return mx_fail_errno(eb, mx_cold_errno(e), e, "cannot write");
+        }
+        n_iov = advance(&iov, n_iov, (size_t)n);
+    }
+    return MX_OK;
+}
+
+/* A new file under a name that no other process or thread uses. */
+static int open_temp(mx_cold_folder *f, int dir, char name[MX_COLD_NAME_CAP])
+{
+    enum { TRIES = 16 };
+    int fd = -1;
+    for (int i = 0; i < TRIES && fd < 0; i++) {
+        /* The address tells the threads of one process apart. */
+        snprintf(name, MX_COLD_NAME_CAP, ".tmp-%ld-%llx%llx-%llu", (long)getpid(),
+                 (unsigned long long)f->temp_start, (unsigned long long)((uintptr_t)f & 0xFFFFFF),
+                 (unsigned long long)++f->temp_counter);
+        fd = f->ops->open(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (fd < 0 && errno != EEXIST) {
+            break;
+        }
+    }
+    return fd;
+}
+
+mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct iovec *iov, int n_iov,
+                          mx_errbuf *eb)
+{
+    char temp[MX_COLD_NAME_CAP];
+    f->is_renamed_unsynced = false;
+    int fd = open_temp(f, dir, temp);
+    if (fd < 0) {
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make a file");
+    }
+    mx_err err = write_all(f->ops, fd, iov, n_iov, eb);
+    if (err == MX_OK && f->ops->fsync(fd) != 0) {
+        err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a file");
+    }
+    if (close(fd) != 0 && err == MX_OK) {
+        err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot close a file");
+    }
+    if (err == MX_OK && f->ops->rename(dir, temp, dir, name) != 0) {
+        err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot rename a file");
+    }
+    if (err != MX_OK) {
+        f->ops->unlink(dir, temp, 0); /* best effort: the sweep finds what stays */
+        return err;
+    }
+    if (f->ops->fsync(dir) != 0) {
+        f->is_renamed_unsynced = true;
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
+    }
+    return MX_OK;
+}
+
+mx_err mx_cold_touch(const mx_cold_folder *f, int dir, const char *name, int64_t ns)
+{
+    const struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    const struct timespec times[2] = {{0, UTIME_OMIT}, t};
+    return f->ops->utimens(dir, name, times) == 0 ? MX_OK : mx_cold_errno(errno);
+}
+
+/* ---- quarantine ------------------------------------------------------------------------------- */
+
+bool mx_cold_quarantine(mx_cold_folder *f, int dir, const char *name, const char *reason)
+{
+    mx_err err;
+    mx_errbuf eb;
+    int to = mx_cold_open_dir(f->ops, f->root_fd, "quarantine", true, &err, &eb);
+    if (to < 0) {
+        mx_log(MX_LOG_WARN, "cold: damaged file=%s reason=\"%s\" cannot be moved to quarantine: %s",
+               name, reason, eb.text);
+        return false;
+    }
+    bool is_moved = f->ops->rename(dir, name, to, name) == 0;
+    if (is_moved) {
+        mx_log(MX_LOG_WARN, "cold: quarantined file=%s reason=\"%s\"", name, reason);
+        char reason_name[MX_COLD_NAME_CAP + 8], text[256];
+        snprintf(reason_name, sizeof reason_name, "%s.reason", name);
+        int n = snprintf(text, sizeof text, "%lld %s\n", (long long)mx_wall_s(), reason);
+        struct iovec iov = {text, mx_min_size((size_t)n, sizeof text - 1)};
+        err = mx_cold_write_file(f, to, reason_name, &iov, 1, &eb);
+        if (err != MX_OK) {
+            mx_log(MX_LOG_DEBUG, "cold: reason of %s not written: %s", name, eb.text);
+        }
+    } else if (errno != ENOENT) {
+        mx_log(MX_LOG_WARN, "cold: damaged file=%s reason=\"%s\" cannot be moved to quarantine: %s",
+               name, reason, strerror(errno));
+    }
+    close(to);
+    return is_moved;
+}

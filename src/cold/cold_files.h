@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cold_files.h: the folder of the cold tier and the few things that are done to files in it.
+ *
+ * A mx_cold_folder holds open folder descriptors and belongs to one thread; each of cold's threads
+ * has its own, so no descriptor is closed under another thread's feet. All system calls that can
+ * fail for reasons of the disk go through a table, which a test replaces.
+ */
+#ifndef MX_COLD_FILES_H
+#define MX_COLD_FILES_H
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "cold/cold.h"
+
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+/* The real system calls; what mx_cold_config.fileops = NULL means. */
+extern const mx_cold_fileops mx_cold_real_fileops;
+
+typedef struct mx_cold_folder {
+    const mx_cold_fileops *ops;
+    const char *dir;     /* the configured folder, borrowed */
+    char root_hex[65];   /* name of the folder of this root */
+    int top_fd, v1_fd, root_fd, pages_fd, sessions_fd; /* -1 = closed */
+    bool has_device;     /* after the first success the folder must stay on this device, */
+    dev_t device;        /* or it was unmounted and we would fill another disk */
+    uint64_t temp_start, temp_counter;
+    /* The last folder fsync after a rename failed: the name is there, its durability unknown. */
+    bool is_renamed_unsynced;
+} mx_cold_folder;
+
+enum { MX_COLD_NAME_CAP = 96 };
+
+void mx_cold_folder_init(mx_cold_folder *f, const mx_cold_fileops *ops, const char *dir,
+                         const mx_hash256 *root);
+void mx_cold_folder_close(mx_cold_folder *f);
+
+/* Makes the descriptors usable: opens them, reopens them when the folder was removed since. With
+ * `create` missing folders are made; without, MX_E_NOT_FOUND says that there is none. MX_E_DENIED:
+ * not ours, writable by others, a symbolic link, another device. */
+mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb);
+
+/* Opens (create: makes) a folder below; O_NOFOLLOW, ours, not writable by others. -1 sets *err. */
+int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,
+                     mx_err *err, mx_errbuf *eb);
+
+/* "<xx>" and "<64 hex>.page". */
+void mx_cold_page_name(const mx_hash256 *id, char xx[3], char name[MX_COLD_NAME_CAP]);
+void mx_cold_session_name(const mx_hash256 *last_page, char name[MX_COLD_NAME_CAP]);
+
+/* Opens a regular file for reading, MX_E_NOT_FOUND when absent, MX_E_CORRUPT when it is something
+ * else, MX_E_IO otherwise. *fd is the caller's to close. */
+mx_err mx_cold_open_file(const mx_cold_fileops *ops, int dir, const char *name, int *fd,
+                         uint64_t *bytes, mx_errbuf *eb);
+/* Reads exactly what the vectors hold, from offset 0. A short file is MX_E_CORRUPT "size". */
+mx_err mx_cold_read_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, int n_iov,
+                        mx_errbuf *eb);
+
+/* Temp name, write, fsync, rename to `name`, fsync of dir: durable when MX_OK. The vectors are used
+ * up. MX_E_FULL: no space; MX_E_DENIED: permission; MX_E_IO: the rest. */
+mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct iovec *iov, int n_iov,
+                          mx_errbuf *eb);
+
+/* Moves a bad file to quarantine/ and puts the reason beside it; logs it. False when it could not
+ * be moved (then it stays where it is). */
+bool mx_cold_quarantine(mx_cold_folder *f, int dir, const char *name, const char *reason);
+
+/* Sets the modification time to `ns` since 1970. MX_E_NOT_FOUND when there is no such name. */
+mx_err mx_cold_touch(const mx_cold_folder *f, int dir, const char *name, int64_t ns);
+int64_t mx_cold_wall_ns(void);
+
+/* Maps an errno of a system call on a file to a code. */
+mx_err mx_cold_errno(int e);
+
+#endif

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One hash table of nodes, keyed by page identity, with the children of a node in a list. A page
+ * that is only known as somebody's parent (the root, too) has a node that is not "there". Identities
+ * are uniformly distributed, so eight bytes of one are its hash.
+ *
+ * A database would do the same with files of its own to lose; what is here is rebuilt from names and
+ * manifests in the background after each start.
+ */
+#include "cold/cold_index.h"
+
+#include <pthread.h>
+
+#include "base/mem.h"
+#include "kv/kv.h"
+
+typedef struct node node;
+struct node {
+    mx_hash256 id;
+    node *next;          /* in its bucket */
+    node *parent;        /* NULL = not known */
+    node *next_sibling;
+    node *children;      /* newest first */
+    int32_t *tokens;     /* [n_tokens] or NULL */
+    uint32_t n_tokens;   /* 0 = not known */
+    uint32_t seen;       /* the scan in which it was last seen */
+    bool is_there, is_synced, is_tainted, has_manifest;
+    bool is_inner;       /* inside the chain of some manifest, not at its end */
+};
+
+struct mx_cold_index {
+    pthread_mutex_t lock;
+    node **buckets;      /* [n_buckets], a power of two */
+    size_t n_buckets, n_nodes, n_there;
+    uint32_t scan;
+};
+
+enum { FIRST_BUCKETS = 256 };
+
+static size_t bucket_of(const mx_cold_index *ix, const mx_hash256 *id)
+{
+    return (size_t)mx_get_le64(id->b) & (ix->n_buckets - 1);
+}
+
+static node *find_locked(const mx_cold_index *ix, const mx_hash256 *id)
+{
+    node *n = ix->buckets[bucket_of(ix, id)];
+    while (n != NULL && !mx_hash256_eq(&n->id, id)) {
+        n = n->next;
+    }
+    return n;
+}
+
+/* Without memory for a larger table the lists get longer, that is all. */
+static void grow_locked(mx_cold_index *ix)
+{
+    size_t old_n = ix->n_buckets;
+    node **old = ix->buckets;
+    node **fresh = mx_calloc(old_n * 2, sizeof *fresh);
+    if (fresh == NULL) {
+        return;
+    }
+    ix->buckets = fresh;
+    ix->n_buckets = old_n * 2;
+    for (size_t i = 0; i < old_n; i++) {
+        for (node *n = old[i], *next; n != NULL; n = next) {
+            next = n->next;
+            node **at = &fresh[bucket_of(ix, &n->id)];
+            n->next = *at;
+            *at = n;
+        }
+    }
+    mx_free(old);
+}
+
+static node *find_or_add_locked(mx_cold_index *ix, const mx_hash256 *id)
+{
+    node *n = find_locked(ix, id);
+    if (n != NULL) {
+        return n;
+    }
+    n = mx_calloc(1, sizeof *n);
+    if (n == NULL) {
+        return NULL;
+    }
+    if (ix->n_nodes >= ix->n_buckets) {
+        grow_locked(ix);
+    }
+    n->id = *id;
+    node **at = &ix->buckets[bucket_of(ix, id)];
+    n->next = *at;
+    *at = n;
+    ix->n_nodes++;
+    return n;
+}
+
+mx_cold_index *mx_cold_index_create(void)
+{
+    mx_cold_index *ix = mx_calloc(1, sizeof *ix);
+    if (ix == NULL) {
+        return NULL;
+    }
+    ix->n_buckets = FIRST_BUCKETS;
+    ix->buckets = mx_calloc(ix->n_buckets, sizeof *ix->buckets);
+    if (ix->buckets == NULL) {
+        mx_free(ix);
+        return NULL;
+    }
+    pthread_mutex_init(&ix->lock, NULL);
+    return ix;
+}
+
+static void free_node(node *n)
+{
+    mx_free(n->tokens);
+    mx_free(n);
+}
+
+void mx_cold_index_destroy(mx_cold_index *ix)
+{
+    if (ix == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < ix->n_buckets; i++) {
+        for (node *n = ix->buckets[i], *next; n != NULL; n = next) {
+            next = n->next;
+            free_node(n);
+        }
+    }
+    mx_free(ix->buckets);
+    pthread_mutex_destroy(&ix->lock);
+    mx_free(ix);
+}
+
+mx_err mx_cold_index_add(mx_cold_index *ix, const mx_hash256 *id, bool is_synced)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_or_add_locked(ix, id);
+    if (n != NULL) {
+        ix->n_there += !n->is_there;
+        n->is_there = true;
+        n->is_synced |= is_synced;
+        n->seen = ix->scan;
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return n != NULL ? MX_OK : MX_E_NOMEM;
+}
+
+mx_err mx_cold_index_link(mx_cold_index *ix, const mx_hash256 *id, const mx_hash256 *parent,
+                          uint32_t n_tokens, const int32_t *tokens)
+{
+    mx_err err = MX_E_NOMEM;
+    pthread_mutex_lock(&ix->lock);
+    node *up = find_or_add_locked(ix, parent);
+    node *n = up != NULL ? find_or_add_locked(ix, id) : NULL;
+    if (n != NULL && n != up) {
+        err = MX_OK;
+        if (n->tokens == NULL) { /* what a page says of itself is not changed by a hint */
+            n->n_tokens = n_tokens;
+        }
+        if (n->parent == NULL) {
+            n->parent = up;
+            n->next_sibling = up->children;
+            up->children = n;
+        }
+        if (tokens != NULL && n->tokens == NULL && n_tokens > 0) {
+            n->tokens = mx_alloc(n_tokens * sizeof *tokens);
+            if (n->tokens != NULL) {
+                memcpy(n->tokens, tokens, n_tokens * sizeof *tokens);
+            } else {
+                err = MX_E_NOMEM;
+            }
+        }
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return err;
+}
+
+void mx_cold_index_remove(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_locked(ix, id);
+    if (n != NULL && n->is_there) {
+        n->is_there = n->is_synced = false;
+        ix->n_there--;
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_or_add_locked(ix, id);
+    if (n != NULL) {
+        n->is_tainted = true;
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, id);
+    bool has = n != NULL && n->is_there && !n->is_tainted;
+    pthread_mutex_unlock(&ix->lock);
+    return has;
+}
+
+bool mx_cold_index_is_synced(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, id);
+    bool is_synced = n != NULL && n->is_there && n->is_synced && !n->is_tainted;
+    pthread_mutex_unlock(&ix->lock);
+    return is_synced;
+}
+
+bool mx_cold_index_is_tainted(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, id);
+    bool is_tainted = n != NULL && n->is_tainted;
+    pthread_mutex_unlock(&ix->lock);
+    return is_tainted;
+}
+
+bool mx_cold_index_mark_manifest(mx_cold_index *ix, const mx_hash256 *last_page)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_or_add_locked(ix, last_page);
+    bool is_new = n != NULL && !n->has_manifest;
+    if (is_new) {
+        n->has_manifest = true;
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return is_new;
+}
+
+void mx_cold_index_unmark_manifest(mx_cold_index *ix, const mx_hash256 *last_page)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_locked(ix, last_page);
+    if (n != NULL) {
+        n->has_manifest = false;
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+void mx_cold_index_mark_inner(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_locked(ix, id);
+    if (n != NULL) {
+        n->is_inner = true;
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+bool mx_cold_index_manifest_is_dead(mx_cold_index *ix, const mx_hash256 *last_page)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, last_page);
+    bool is_dead = false;
+    if (n != NULL && n->has_manifest) {
+        is_dead = n->is_inner;
+        /* The node above the first page is the root, which has no parent. A chain cannot be longer
+         * than there are nodes: a cycle, which only a forged manifest could make, ends the walk. */
+        size_t steps = 0;
+        while (n->parent != NULL && n->parent->parent != NULL && steps++ < ix->n_nodes) {
+            n = n->parent;
+        }
+        is_dead |= !n->is_there;
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return is_dead;
+}
+
+mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
+                                       const int32_t *tokens, size_t n, uint32_t min_tokens,
+                                       mx_cold_child *unknown, size_t cap, size_t *n_unknown)
+{
+    mx_cold_child best = {0};
+    *n_unknown = 0;
+    pthread_mutex_lock(&ix->lock);
+    const node *up = find_locked(ix, parent);
+    for (const node *c = up != NULL ? up->children : NULL; c != NULL; c = c->next_sibling) {
+        if (!c->is_there || c->n_tokens < min_tokens) {
+            continue;
+        }
+        if (c->tokens == NULL) {
+            if (*n_unknown < cap) {
+                unknown[(*n_unknown)++] = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens};
+            }
+            continue;
+        }
+        uint32_t common = 0;
+        while (common < n && common < c->n_tokens && c->tokens[common] == tokens[common]) {
+            common++;
+        }
+        if (common > best.n_common) {
+            best = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens, .n_common = common};
+        }
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return best;
+}
+
+static bool is_extendable(const node *n)
+{
+    if (!n->is_there || n->parent == NULL || n->n_tokens == 0 || n->n_tokens >= MX_PAGE_TOKENS) {
+        return false;
+    }
+    for (const node *c = n->parent->children; c != NULL; c = c->next_sibling) {
+        if (c->is_there && c->n_tokens == MX_PAGE_TOKENS) {
+            return true;
+        }
+    }
+    return false;
+}
+
+mx_err mx_cold_index_partials(mx_cold_index *ix, mx_cold_partial **out, size_t *n)
+{
+    size_t cap = 0;
+    mx_err err = MX_OK;
+    *out = NULL;
+    *n = 0;
+    pthread_mutex_lock(&ix->lock);
+    for (size_t i = 0; i < ix->n_buckets && err == MX_OK; i++) {
+        for (const node *p = ix->buckets[i]; p != NULL; p = p->next) {
+            if (!is_extendable(p)) {
+                continue;
+            }
+            if (!mx_grow((void **)out, &cap, *n + 1, sizeof **out)) {
+                err = MX_E_NOMEM;
+                break;
+            }
+            (*out)[(*n)++] = (mx_cold_partial){p->id, p->parent->id};
+        }
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return err;
+}
+
+void mx_cold_index_scan_begin(mx_cold_index *ix)
+{
+    pthread_mutex_lock(&ix->lock);
+    ix->scan++;
+    pthread_mutex_unlock(&ix->lock);
+}
+
+void mx_cold_index_scan_end(mx_cold_index *ix)
+{
+    pthread_mutex_lock(&ix->lock);
+    for (size_t i = 0; i < ix->n_buckets; i++) {
+        for (node *n = ix->buckets[i]; n != NULL; n = n->next) {
+            if (n->is_there && n->seen != ix->scan) {
+                n->is_there = n->is_synced = false;
+                ix->n_there--;
+            }
+        }
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+size_t mx_cold_index_count(mx_cold_index *ix)
+{
+    pthread_mutex_lock(&ix->lock);
+    size_t n = ix->n_there;
+    pthread_mutex_unlock(&ix->lock);
+    return n;
+}

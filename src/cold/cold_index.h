@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cold_index.h: what is known in RAM about the page files of one folder: which are there, how large,
+ * and which page continues which. A hint only: the folder decides.
+ *
+ * Thread-safe: one lock of its own, held for short table operations and never across I/O, so that
+ * the engine may ask. No other lock is taken inside.
+ */
+#ifndef MX_COLD_INDEX_H
+#define MX_COLD_INDEX_H
+
+#include "base/err.h"
+#include "base/hash.h"
+
+typedef struct mx_cold_index mx_cold_index;
+
+mx_cold_index *mx_cold_index_create(void); /* NULL = no memory */
+void mx_cold_index_destroy(mx_cold_index *ix); /* NULL is allowed */
+
+/* The page file is there. is_synced: its name is durable, too. MX_E_NOMEM changes nothing. */
+mx_err mx_cold_index_add(mx_cold_index *ix, const mx_hash256 *id, bool is_synced);
+/* It continues `parent` with n_tokens tokens, which are copied when given (may be NULL). A link
+ * alone does not say that the file is there. */
+mx_err mx_cold_index_link(mx_cold_index *ix, const mx_hash256 *id, const mx_hash256 *parent,
+                          uint32_t n_tokens, const int32_t *tokens);
+/* The file is gone or bad; the link stays until the file is seen to be written again. */
+void mx_cold_index_remove(mx_cold_index *ix, const mx_hash256 *id);
+/* The folder's fsync failed behind this name: it never counts as durable again. */
+void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id);
+
+bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id);        /* there and not tainted */
+bool mx_cold_index_is_synced(mx_cold_index *ix, const mx_hash256 *id);  /* and durable */
+bool mx_cold_index_is_tainted(mx_cold_index *ix, const mx_hash256 *id);
+
+/* Manifests that were read already, by the identity in their name. True = it is new (now marked). */
+bool mx_cold_index_mark_manifest(mx_cold_index *ix, const mx_hash256 *last_page);
+void mx_cold_index_unmark_manifest(mx_cold_index *ix, const mx_hash256 *last_page);
+/* The page is inside the chain of some manifest. */
+void mx_cold_index_mark_inner(mx_cold_index *ix, const mx_hash256 *id);
+/* A manifest that helps nobody: inside the chain of another, or its first page is gone. */
+bool mx_cold_index_manifest_is_dead(mx_cold_index *ix, const mx_hash256 *last_page);
+
+/* A child of a page, as far as known. */
+typedef struct mx_cold_child {
+    mx_hash256 id;
+    uint32_t n_tokens;
+    uint32_t n_common; /* tokens that agree with those asked for */
+} mx_cold_child;
+
+/* Among the children of `parent` that are there, have at least min_tokens and known tokens: the one
+ * with the longest common prefix with tokens[0..n-1] (n_common 0 = none). Those whose tokens are not
+ * known go into unknown[0..*n_unknown-1] (newest first, at most cap): read their heads, link them,
+ * ask again. */
+mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
+                                       const int32_t *tokens, size_t n, uint32_t min_tokens,
+                                       mx_cold_child *unknown, size_t cap, size_t *n_unknown);
+
+/* The partial pages that are there and whose parent has a full child, too. *out is the caller's to
+ * mx_free. */
+typedef struct mx_cold_partial {
+    mx_hash256 id, parent;
+} mx_cold_partial;
+mx_err mx_cold_index_partials(mx_cold_index *ix, mx_cold_partial **out, size_t *n);
+
+/* A scan of the folder: begin, add everything that is seen, end: what was neither seen nor written
+ * since begin is removed. */
+void mx_cold_index_scan_begin(mx_cold_index *ix);
+void mx_cold_index_scan_end(mx_cold_index *ix);
+
+size_t mx_cold_index_count(mx_cold_index *ix); /* page files that are there */
+
+#endif

@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Finding and reading pages.
+ *
+ * A prompt names its own pages: identities are computed from the tokens, and the folder is asked by
+ * name, galloping along the chain, so that what another process wrote a second ago is found, too.
+ * Only the page that matches in part cannot be computed; for that the index knows the children of a
+ * page, and partial pages that the prompt contains whole are probed by name (63 hashes, no I/O but
+ * failing look-ups).
+ *
+ * Payloads are read with pread straight into the page memory that the caller gave, never mapped.
+ */
+#include "cold/cold_state.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+/* ---- one page file ---------------------------------------------------------------------------- */
+
+void mx_cold_page_path(const mx_hash256 *id, char path[MX_COLD_NAME_CAP])
+{
+    char xx[3], name[MX_COLD_NAME_CAP];
+    mx_cold_page_name(id, xx, name);
+    snprintf(path, MX_COLD_NAME_CAP, "%s/%.80s", xx, name);
+}
+
+void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, const char *reason)
+{
+    char xx[3], name[MX_COLD_NAME_CAP];
+    mx_err err;
+    mx_cold_page_name(id, xx, name);
+    int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, NULL);
+    if (dir >= 0) {
+        if (mx_cold_quarantine(f, dir, name, reason)) {
+            mx_cold_quarantined(c);
+        }
+        close(dir);
+    }
+    mx_cold_index_remove(c->index, id);
+}
+
+/* Steps 2 to 8 and 10 on an open file. */
+static mx_err load_open(const mx_cold *c, const mx_cold_folder *f, int fd, uint64_t file_bytes,
+                        const mx_cold_want *want, uint8_t *head, uint8_t *payload,
+                        mx_disk_page *page, mx_errbuf *eb)
+{
+    size_t payload_bytes = 0;
+    if (want->n_tokens != 0) {
+        payload_bytes = mx_disk_payload_bytes(&c->shape, want->n_tokens);
+        if (file_bytes != MX_DISK_PAYLOAD_AT + payload_bytes) {
+            return mx_fail(eb, MX_E_CORRUPT, "size");
+        }
+    }
+    struct iovec iov[2] = {{head, MX_DISK_PAYLOAD_AT}, {payload, payload_bytes}};
+    MX_TRY(mx_cold_read_all(f->ops, fd, iov, payload != NULL ? 2 : 1, eb));
+    MX_TRY(mx_disk_page_decode(page, head, MX_DISK_PAYLOAD_AT, eb));
+    if (!mx_hash256_eq(&page->own, &want->id)) {
+        return mx_fail(eb, MX_E_CORRUPT, "own identity is not the file name");
+    }
+    payload_bytes = mx_disk_payload_bytes(&c->shape, page->n_tokens);
+    if (page->kv_type != mx_disk_kv_type(c->shape.type) || page->payload_bytes != payload_bytes
+        || file_bytes != MX_DISK_PAYLOAD_AT + payload_bytes) {
+        return mx_fail(eb, MX_E_CORRUPT, "type or length is not that of the model");
+    }
+    if (want->root != NULL
+        && (!mx_hash256_eq(&page->root, want->root) || !mx_hash256_eq(&page->parent, want->parent)
+            || page->first_position != want->first_position)) {
+        return mx_fail(eb, MX_E_CORRUPT, "root, parent or position is not the wanted one");
+    }
+    return payload == NULL ? MX_OK : mx_disk_page_verify(page, payload, payload_bytes, eb);
+}
+
+mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want, uint8_t *head,
+                         uint8_t *payload, mx_disk_page *page)
+{
+    assert(payload == NULL || want->n_tokens != 0);
+    mx_errbuf eb;
+    mx_err err;
+    char xx[3], name[MX_COLD_NAME_CAP];
+    mx_cold_page_name(&want->id, xx, name);
+    int fd = -1;
+    uint64_t bytes = 0;
+    int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, &eb);
+    if (dir >= 0) {
+        err = mx_cold_open_file(f->ops, dir, name, &fd, &bytes, &eb);
+        close(dir);
+    }
+    if (fd >= 0) {
+        err = load_open(c, f, fd, bytes, want, head, payload, page, &eb);
+        close(fd);
+    }
+    if (err == MX_E_CORRUPT) {
+        mx_cold_condemn(c, f, &want->id, eb.text);
+    } else if (err == MX_E_NOT_FOUND) {
+        mx_cold_index_remove(c->index, &want->id);
+    } else if (err == MX_E_UNSUPPORTED) {
+        if (!atomic_exchange(&c->is_foreign_logged, true)) {
+            mx_log(MX_LOG_INFO, "cold: left alone, written by another version: file=%s %s", name,
+                   eb.text);
+        }
+    } else if (err != MX_OK) {
+        mx_cold_failed(c, eb.text);
+    }
+    return err;
+}
+
+bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint32_t n_tokens)
+{
+    char path[MX_COLD_NAME_CAP];
+    struct stat st;
+    mx_cold_page_path(id, path);
+    if (fstatat(f->pages_fd, path, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        mx_cold_index_remove(c->index, id);
+        return false;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        mx_cold_condemn(c, f, id, "not a regular file");
+        return false;
+    }
+    uint64_t bytes = MX_DISK_PAYLOAD_AT + mx_disk_payload_bytes(&c->shape, n_tokens);
+    if ((uint64_t)st.st_size != bytes) {
+        mx_cold_condemn(c, f, id, "size");
+        return false;
+    }
+    return true;
+}
+
+size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids, size_t n)
+{
+    enum { STEP_NS = 1000 };
+    size_t n_missing = 0;
+    int64_t now = mx_cold_wall_ns();
+    for (size_t i = n; i-- > 0;) {
+        char path[MX_COLD_NAME_CAP];
+        mx_cold_page_path(&ids[i], path);
+        if (mx_cold_touch(f, f->pages_fd, path, now - (int64_t)i * STEP_NS) == MX_E_NOT_FOUND) {
+            mx_cold_index_remove(c->index, &ids[i]);
+            n_missing++;
+        }
+    }
+    return n_missing;
+}
+
+/* ---- probing ---------------------------------------------------------------------------------- */
+
+/* The identities of a job's pages, computed as far as they were asked for. */
+typedef struct chain {
+    mx_cold *c;
+    const mx_cold_job *job;
+    size_t n; /* computed */
+} chain;
+
+static bool chain_reserve(mx_cold *c, size_t n)
+{
+    return mx_grow((void **)&c->reader_ids, &c->reader_ids_cap, n, sizeof *c->reader_ids);
+}
+
+static const mx_hash256 *chain_parent(const chain *ch, size_t i)
+{
+    return i == 0 ? &ch->job->parent_id : &ch->c->reader_ids[i - 1];
+}
+
+static const mx_hash256 *chain_id(chain *ch, size_t i)
+{
+    assert(i < ch->c->reader_ids_cap);
+    for (; ch->n <= i; ch->n++) {
+        ch->c->reader_ids[ch->n] = mx_page_identity(&ch->job->root, chain_parent(ch, ch->n),
+                                                    ch->job->tokens + ch->n * MX_PAGE_TOKENS,
+                                                    MX_PAGE_TOKENS);
+    }
+    return &ch->c->reader_ids[i];
+}
+
+static bool full_exists(chain *ch, size_t i)
+{
+    mx_cold *c = ch->c;
+    const mx_hash256 *id = chain_id(ch, i);
+    if (!mx_cold_page_exists(c, &c->reader_folder, id, MX_PAGE_TOKENS)) {
+        return false;
+    }
+    /* Without memory for the index nothing is lost but a hint. */
+    if (mx_cold_index_add(c->index, id, false) == MX_OK) {
+        mx_err err = mx_cold_index_link(c->index, id, chain_parent(ch, i), MX_PAGE_TOKENS,
+                                        ch->job->tokens + i * MX_PAGE_TOKENS);
+        (void)err;
+    }
+    return true;
+}
+
+/* How many full pages are there from the front. Pages are deleted leaf first, so presence is nearly
+ * monotone; where it is not, the read ends early, which it can do anyway. */
+static size_t probe_full(chain *ch)
+{
+    size_t n_max = ch->job->n_tokens / MX_PAGE_TOKENS;
+    size_t have = 0, step = 1;
+    size_t lack = n_max + 1; /* so many are known not to be there */
+    while (have < n_max && lack == n_max + 1) {
+        size_t want = mx_min_size(have + step, n_max);
+        if (full_exists(ch, want - 1)) {
+            have = want;
+            step *= 2;
+        } else {
+            lack = want;
+        }
+    }
+    while (lack - have > 1) {
+        size_t want = have + (lack - have) / 2;
+        if (full_exists(ch, want - 1)) {
+            have = want;
+        } else {
+            lack = want;
+        }
+    }
+    return have;
+}
+
+/* The best child that the index knows, its file checked; n_common 0 = none. */
+static mx_cold_child probe_known(mx_cold *c, const mx_cold_job *job, const mx_hash256 *parent,
+                                 const int32_t *rest, size_t n, uint64_t first_position)
+{
+    enum { BATCH = 64, ROUNDS = 4 };
+    mx_cold_child unknown[BATCH], best = {0};
+    for (int round = 0; round < ROUNDS; round++) {
+        size_t n_unknown;
+        best = mx_cold_index_best_child(c->index, parent, rest, n, 1, unknown, BATCH, &n_unknown);
+        for (size_t i = 0; i < n_unknown; i++) {
+            /* Only a manifest says that this is a child, and a manifest is a hint: what does not
+             * fit is passed over, not condemned. */
+            mx_cold_want want = {.id = unknown[i].id};
+            mx_disk_page page;
+            mx_err err = mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, NULL, &page);
+            if (err == MX_OK) {
+                err = mx_hash256_eq(&page.root, &job->root) && mx_hash256_eq(&page.parent, parent)
+                              && page.first_position == first_position
+                          ? mx_cold_index_link(c->index, &want.id, parent, page.n_tokens, page.tokens)
+                          : MX_E_NOT_FOUND;
+            }
+            if (err != MX_OK) {
+                mx_cold_index_remove(c->index, &want.id); /* or it would be asked for ever */
+            }
+        }
+        bool is_settled = n_unknown == 0;
+        if (is_settled && best.n_common > 0
+            && !mx_cold_page_exists(c, &c->reader_folder, &best.id, best.n_tokens)) {
+            best.n_common = 0; /* gone: the next round finds the next best */
+            is_settled = false;
+        }
+        if (is_settled) {
+            return best;
+        }
+    }
+    return best.n_common > 0 && mx_cold_page_exists(c, &c->reader_folder, &best.id, best.n_tokens)
+               ? best
+               : (mx_cold_child){0};
+}
+
+static void probe_tail(chain *ch, mx_cold_job *job)
+{
+    mx_cold *c = ch->c;
+    const mx_hash256 *parent = chain_parent(ch, job->n_full);
+    const int32_t *rest = job->tokens + job->n_full * MX_PAGE_TOKENS;
+    size_t n = mx_min_size(job->n_tokens - job->n_full * MX_PAGE_TOKENS, MX_PAGE_TOKENS);
+    if (n == 0) {
+        return;
+    }
+    uint64_t position = (job->first_page + job->n_full) * MX_PAGE_TOKENS;
+    mx_cold_child best = probe_known(c, job, parent, rest, n, position);
+    for (uint32_t k = (uint32_t)mx_min_size(n, MX_PAGE_TOKENS - 1); k > best.n_common; k--) {
+        mx_hash256 id = mx_page_identity(&job->root, parent, rest, k);
+        if (mx_cold_page_exists(c, &c->reader_folder, &id, k)) {
+            best = (mx_cold_child){.id = id, .n_tokens = k, .n_common = k};
+            if (mx_cold_index_add(c->index, &id, false) == MX_OK) {
+                mx_err err = mx_cold_index_link(c->index, &id, parent, k, rest);
+                (void)err;
+            }
+        }
+    }
+    if (best.n_common > 0) {
+        job->tail_id = best.id;
+        job->tail_file_rows = best.n_tokens;
+        job->tail_rows = best.n_common;
+        job->read_bytes += mx_disk_payload_bytes(&c->shape, best.n_tokens);
+    }
+}
+
+static mx_err run_probe(mx_cold *c, mx_cold_job *job)
+{
+    job->n_full = 0;
+    job->tail_rows = job->tail_file_rows = 0;
+    job->read_bytes = 0;
+    chain ch = {.c = c, .job = job};
+    if (!chain_reserve(c, job->n_tokens / MX_PAGE_TOKENS + 1)) {
+        return MX_E_NOMEM;
+    }
+    job->n_full = probe_full(&ch);
+    job->read_bytes = (uint64_t)job->n_full * c->page_bytes;
+    probe_tail(&ch, job);
+    return MX_OK;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------- */
+
+/* Tells the kernel that a file will be read soon; what fails here fails again where it counts. */
+static void prefetch(const mx_cold_folder *f, const mx_hash256 *id)
+{
+    char path[MX_COLD_NAME_CAP];
+    mx_cold_page_path(id, path);
+    int fd = f->ops->open(f->pages_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
+    if (fd >= 0) {
+        posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+        close(fd);
+    }
+}
+
+static mx_err read_full(mx_cold *c, mx_cold_job *job, chain *ch, size_t i)
+{
+    const int32_t *tokens = job->tokens + i * MX_PAGE_TOKENS;
+    mx_cold_want want = {.id = *chain_id(ch, i),
+                         .root = &job->root,
+                         .parent = chain_parent(ch, i),
+                         .n_tokens = MX_PAGE_TOKENS,
+                         .first_position = (job->first_page + i) * MX_PAGE_TOKENS};
+    mx_disk_page page;
+    MX_TRY(mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, job->payloads[i], &page));
+    return memcmp(page.tokens, tokens, sizeof page.tokens) == 0 ? MX_OK : MX_E_NOT_FOUND;
+}
+
+static mx_err read_tail(mx_cold *c, mx_cold_job *job, chain *ch)
+{
+    uint32_t rows = job->tail_rows, file_rows = job->tail_file_rows;
+    size_t at = job->n_full * MX_PAGE_TOKENS;
+    if (file_rows > MX_PAGE_TOKENS || rows > file_rows || rows > job->n_tokens - at) {
+        return MX_E_INVALID;
+    }
+    mx_cold_want want = {.id = job->tail_id,
+                         .root = &job->root,
+                         .parent = chain_parent(ch, job->n_full),
+                         .n_tokens = file_rows,
+                         .first_position = (job->first_page + job->n_full) * MX_PAGE_TOKENS};
+    mx_disk_page page;
+    MX_TRY(mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, c->reader_rows, &page));
+    if (memcmp(page.tokens, job->tokens + at, rows * sizeof page.tokens[0]) != 0) {
+        return MX_E_NOT_FOUND;
+    }
+    const uint8_t *from = c->reader_rows;
+    if (file_rows < MX_PAGE_TOKENS) {
+        mx_page_unpack_rows(&c->shape, c->reader_page, c->reader_rows, file_rows);
+        from = c->reader_page;
+    }
+    mx_page_copy_rows(&c->shape, job->payloads[job->n_full], from, rows);
+    return MX_OK;
+}
+
+static void count_read(mx_cold *c, size_t n_pages, uint64_t bytes, uint64_t us)
+{
+    pthread_mutex_lock(&c->lock);
+    c->stats.pages_read += n_pages;
+    c->stats.bytes_read += bytes;
+    double rate = (double)bytes / (double)(us > 0 ? us : 1);
+    if (bytes > 0) {
+        double old = c->stats.read_bytes_per_us;
+        c->stats.read_bytes_per_us = old > 0 ? old + (rate - old) / 4 : rate;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static mx_err run_read(mx_cold *c, mx_cold_job *job)
+{
+    enum { AHEAD = 4 };
+    job->n_read = 0;
+    c->reader_n_used = 0;
+    if (job->n_full > job->n_tokens / MX_PAGE_TOKENS) {
+        return MX_E_INVALID;
+    }
+    if (!chain_reserve(c, job->n_full + 1)) {
+        return MX_E_NOMEM;
+    }
+    chain ch = {.c = c, .job = job};
+    uint64_t start = mx_now_us(), bytes = 0;
+    mx_err err = MX_OK;
+    for (size_t i = 0; i < job->n_full && err == MX_OK; i++) {
+        if (atomic_load(&c->is_stopping)) {
+            return MX_E_CANCELLED;
+        }
+        for (size_t k = i == 0 ? 1 : i + AHEAD; k <= i + AHEAD && k < job->n_full; k++) {
+            prefetch(&c->reader_folder, chain_id(&ch, k));
+        }
+        err = read_full(c, job, &ch, i);
+        if (err == MX_OK) {
+            job->n_read++;
+            bytes += c->page_bytes;
+        }
+    }
+    if (err == MX_OK && job->tail_rows > 0) {
+        err = read_tail(c, job, &ch);
+        if (err == MX_OK) {
+            c->reader_ids[job->n_full] = job->tail_id;
+            job->n_read++;
+            bytes += mx_disk_payload_bytes(&c->shape, job->tail_file_rows);
+        }
+    }
+    c->reader_n_used = job->n_read;
+    count_read(c, job->n_read, bytes, mx_now_us() - start);
+    /* Less than was asked for is an answer, not an error. */
+    return err == MX_E_INVALID || err == MX_E_NOMEM ? err : MX_OK;
+}
+
+void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
+{
+    uint64_t start = mx_now_us();
+    mx_errbuf eb;
+    mx_err err = mx_cold_folder_ready(&c->reader_folder, false, &eb);
+    c->reader_n_used = 0;
+    if (err == MX_OK) {
+        err = job->kind == MX_COLD_PROBE ? run_probe(c, job) : run_read(c, job);
+    } else {
+        if (job->kind == MX_COLD_PROBE) {
+            job->n_full = 0;
+            job->tail_rows = job->tail_file_rows = 0;
+            job->read_bytes = 0;
+        }
+        job->n_read = 0;
+        if (err == MX_E_NOT_FOUND) {
+            err = MX_OK; /* no folder: nothing is stored */
+        } else {
+            mx_cold_failed(c, eb.text);
+        }
+    }
+    job->status = err;
+    job->elapsed_us = mx_now_us() - start;
+}
+
+void mx_cold_read_done(mx_cold *c)
+{
+    if (c->reader_n_used > 0) {
+        mx_cold_touch_chain(c, &c->reader_folder, c->reader_ids, c->reader_n_used);
+    }
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cold_state.h: what the threads of the cold tier share. Not for other modules.
+ *
+ * Lock order: c->lock is a leaf (as is the index's own lock): nobody takes another lock, does I/O or
+ * calls out while holding it. Folders, scratch memory and everything below "writer", "reader",
+ * "sweeper" belong to that thread alone.
+ */
+#ifndef MX_COLD_STATE_H
+#define MX_COLD_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/buf.h"
+#include "cold/cold.h"
+#include "cold/cold_files.h"
+#include "cold/cold_format.h"
+#include "cold/cold_index.h"
+
+typedef struct job_list {
+    mx_cold_job *first, *last;
+} job_list;
+
+struct mx_cold {
+    /* Constant after open. */
+    mx_kv_shape shape;
+    mx_cold_mode mode;
+    char *dir, *model_json;
+    mx_hash256 root;
+    size_t queue_bytes_max, page_bytes;
+    mx_cold_tuning tuning;      /* defaults filled in; -1 became 0 */
+    bool has_default_reserve;   /* the larger of 1 GiB and 2 % */
+    void (*wake)(void *arg);
+    void *wake_arg;
+    mx_cold_index *index;
+    int64_t wall_start_s;       /* wall clock at open, and */
+    uint64_t boot_start_us;     /* the clock that does not jump, for ages */
+
+    pthread_mutex_t lock;
+    pthread_cond_t writer_cond, reader_cond, sweeper_cond; /* something to do, or stop */
+    pthread_cond_t idle_cond;                              /* something was finished */
+    /* Guarded by lock. */
+    job_list writes, reads, done;
+    bool writer_busy, reader_busy, sweeper_busy;
+    bool is_flushing;           /* the writer does not make room for readers */
+    bool is_sweep_wanted;
+    uint64_t n_sweeps;          /* finished */
+    uint64_t next_sweep_us;     /* a sweep for lack of room is not started before */
+    uint64_t written_bytes, written_files; /* since the scan began */
+    uint64_t n_lost;            /* write jobs that did not end MX_OK */
+    uint64_t retry_at_us;
+    uint64_t max_bytes;         /* 0 until the folder has been seen, when it is the default */
+    mx_cold_stats stats;
+
+    atomic_bool is_stopping;
+    atomic_bool is_foreign_logged, is_limit_logged; /* once per process is enough */
+    bool is_stopped, is_stuck;  /* the caller of stop and close only */
+    pthread_t writer, reader, sweeper;
+    bool has_writer, has_reader, has_sweeper;
+
+    mx_cold_folder writer_folder;
+    uint8_t *writer_head;       /* [MX_DISK_PAYLOAD_AT] */
+    uint8_t *writer_rows;       /* [page_bytes]: a partial page, compacted */
+
+    mx_cold_folder reader_folder;
+    uint8_t *reader_head;       /* [MX_DISK_PAYLOAD_AT] */
+    uint8_t *reader_rows;       /* [page_bytes]: a tail as stored */
+    uint8_t *reader_page;       /* [page_bytes]: a partial tail, unpacked */
+    mx_hash256 *reader_ids;     /* [reader_ids_cap] */
+    size_t reader_ids_cap;
+    size_t reader_n_used;       /* identities of the last READ to be touched */
+
+    mx_cold_folder sweeper_folder;
+    uint8_t *sweeper_head;      /* [MX_DISK_PAYLOAD_AT] */
+};
+
+/* Thread bodies. */
+void mx_cold_write_job(mx_cold *c, mx_cold_job *job);
+void mx_cold_read_job(mx_cold *c, mx_cold_job *job);
+/* After the job was handed back: what it used becomes the youngest. */
+void mx_cold_read_done(mx_cold *c);
+void mx_cold_sweep_once(mx_cold *c);
+
+/* What the index learns from a manifest, our own or one that was found. */
+mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m);
+
+/* Degradation. The first failure after a success is logged as a warning, the rest is silence. */
+void mx_cold_failed(mx_cold *c, const char *what);
+void mx_cold_worked(mx_cold *c);
+/* False: degraded, and the next attempt is not due. */
+bool mx_cold_may_write(mx_cold *c);
+
+/* Counts bytes and files up or down after the fact (any thread). */
+void mx_cold_account(mx_cold *c, int64_t files, int64_t bytes);
+void mx_cold_quarantined(mx_cold *c);
+void mx_cold_want_sweep(mx_cold *c);
+/* The limit in bytes; settles the default the first time a folder is at hand. */
+uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f);
+/* What is kept free below the limit by sweeping, so that the writer need not drop pages. */
+uint64_t mx_cold_low_water(uint64_t limit);
+
+/* Where a page is wanted; fields that are NULL are not known to the caller. */
+typedef struct mx_cold_want {
+    mx_hash256 id;
+    const mx_hash256 *root, *parent;
+    uint32_t n_tokens;          /* 0 = not known */
+    uint64_t first_position;    /* checked when root is given */
+} mx_cold_want;
+
+/* Reads and checks a page file, steps 1 to 8, into head (scratch, MX_DISK_PAYLOAD_AT bytes) and
+ * *page. With a payload (n_tokens must be known) step 10, too. MX_E_CORRUPT: it was damaged and is
+ * in quarantine now; MX_E_NOT_FOUND, MX_E_UNSUPPORTED, MX_E_IO. */
+mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want, uint8_t *head,
+                         uint8_t *payload, mx_disk_page *page);
+/* Is the file there with the right size? A wrong size sends it to quarantine. */
+bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint32_t n_tokens);
+/* Quarantine with what belongs to it: the counter and the index. */
+void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, const char *reason);
+/* "<xx>/<64 hex>.page", relative to the folder of pages. */
+void mx_cold_page_path(const mx_hash256 *id, char path[MX_COLD_NAME_CAP]);
+/* Sets times so that page i is older than page i-1 (docs/file-format.md, section 6). Pages that are
+ * not there are removed from the index. Returns how many are missing. */
+size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids, size_t n);
+
+/* Seconds since 1970 that do not jump with the wall clock: the smaller of the two views. */
+int64_t mx_cold_now_s(const mx_cold *c);
+
+#endif

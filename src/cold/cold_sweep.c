@@ -1,0 +1,619 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The background thread's work: see what is there, read manifests, delete what is superfluous.
+ *
+ * One walk over all roots below v1 gives names, sizes and times; everything else follows from that
+ * list. Deleting needs flock(gc.lock), which one process gets at a time; who does not get it walks
+ * all the same, to know the sizes. The walk costs one fstatat per file, every ten minutes and
+ * whenever the writer runs out of room, never per write.
+ */
+#include "cold/cold_state.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum {
+    QUARANTINE_MAX_FILES = 64, /* with their reasons: 128 names */
+    ROOT_CAP = 64,             /* folders of other models that are looked at */
+    FUTURE_SLACK_S = 60,
+};
+
+typedef enum file_kind { FILE_PAGE, FILE_SESSION, FILE_TEMP, FILE_TRASH, FILE_QUARANTINE } file_kind;
+
+typedef struct file_entry {
+    int64_t mtime_ns;
+    uint64_t bytes;
+    mx_hash256 id;    /* pages and sessions */
+    uint8_t kind;
+    uint8_t root;     /* index into roots */
+    bool is_gone;
+    char *name;       /* the others; owned */
+    char folder[16];  /* "pages/xx", "sessions", ... */
+} file_entry;
+
+typedef struct sweep {
+    mx_cold *c;
+    mx_cold_folder *f;
+    char roots[ROOT_CAP][65];
+    size_t n_roots;
+    size_t own_root;       /* index of ours, ROOT_CAP = not among them */
+    file_entry *files;
+    size_t n_files, files_cap;
+    uint64_t total_files, total_bytes, n_foreign;
+    int64_t now_s;
+    mx_err err;            /* a walk that could not see everything deletes nothing */
+} sweep;
+
+static bool is_hex(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!((s[i] >= '0' && s[i] <= '9') || (s[i] >= 'a' && s[i] <= 'f'))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_own_name(const char *name, const char *suffix)
+{
+    return strlen(name) == 64 + strlen(suffix) && is_hex(name, 64) && strcmp(name + 64, suffix) == 0;
+}
+
+/* ---- the walk --------------------------------------------------------------------------------- */
+
+/* Calls visit(s, folder fd, name) for each name. False = the folder could not be listed. */
+static bool for_each(sweep *s, int dir, void (*visit)(sweep *s, int dir, const char *name, void *arg),
+                     void *arg)
+{
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    if (d == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return false;
+    }
+    bool is_whole = true;
+    while (!atomic_load(&s->c->is_stopping)) {
+        errno = 0;
+        const struct dirent *e = readdir(d);
+        if (e == NULL) {
+            is_whole = errno == 0;
+            break;
+        }
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
+            visit(s, dir, e->d_name, arg);
+        }
+    }
+    closedir(d);
+    return is_whole;
+}
+
+typedef struct place {
+    uint8_t root;
+    const char *folder; /* "pages/xx" */
+    file_kind kind;     /* of a file with the right name */
+    const char *suffix; /* NULL = any name */
+} place;
+
+static void add_file(sweep *s, int dir, const char *name, const place *p, file_kind kind)
+{
+    struct stat st;
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISDIR(st.st_mode)) {
+        return;
+    }
+    s->total_files++;
+    s->total_bytes += (uint64_t)st.st_size;
+    if (!mx_grow((void **)&s->files, &s->files_cap, s->n_files + 1, sizeof *s->files)) {
+        s->err = MX_E_NOMEM;
+        return;
+    }
+    file_entry e = {.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
+                    .bytes = (uint64_t)st.st_size,
+                    .kind = (uint8_t)kind,
+                    .root = p->root};
+    snprintf(e.folder, sizeof e.folder, "%s", p->folder);
+    if (kind == FILE_PAGE || kind == FILE_SESSION) {
+        if (!mx_hash256_from_hex(&e.id, name, 64)) {
+            return;
+        }
+    } else {
+        e.name = mx_strdup(name);
+        if (e.name == NULL) {
+            s->err = MX_E_NOMEM;
+            return;
+        }
+    }
+    if (st.st_mtim.tv_sec > s->now_s + FUTURE_SLACK_S) {
+        mx_cold_touch(s->f, dir, name, mx_cold_wall_ns()); /* or it would stay the youngest */
+    }
+    s->files[s->n_files++] = e;
+}
+
+static void visit_file(sweep *s, int dir, const char *name, void *arg)
+{
+    const place *p = arg;
+    if (strncmp(name, ".tmp-", 5) == 0) {
+        add_file(s, dir, name, p, FILE_TEMP);
+    } else if (p->suffix == NULL || is_own_name(name, p->suffix)) {
+        add_file(s, dir, name, p, p->kind);
+    } else {
+        s->n_foreign++;
+    }
+}
+
+static void walk_files(sweep *s, int parent, const char *name, const place *p)
+{
+    mx_err err;
+    int dir = mx_cold_open_dir(s->f->ops, parent, name, false, &err, NULL);
+    if (dir < 0) {
+        if (err != MX_E_NOT_FOUND) {
+            s->err = err;
+        }
+        return;
+    }
+    place copy = *p;
+    if (!for_each(s, dir, visit_file, &copy)) {
+        s->err = MX_E_IO;
+    }
+    close(dir);
+}
+
+static void visit_xx(sweep *s, int dir, const char *name, void *arg)
+{
+    if (strlen(name) != 2 || !is_hex(name, 2)) {
+        s->n_foreign++;
+        return;
+    }
+    place p = *(const place *)arg;
+    char folder[16];
+    snprintf(folder, sizeof folder, "pages/%.2s", name);
+    p.folder = folder;
+    walk_files(s, dir, name, &p);
+}
+
+static void visit_root(sweep *s, int dir, const char *name, void *arg)
+{
+    (void)arg;
+    if (strlen(name) != 64 || !is_hex(name, 64)) {
+        s->n_foreign += strcmp(name, "gc.lock") != 0;
+        return;
+    }
+    mx_err err;
+    mx_errbuf eb;
+    int fd = s->n_roots < ROOT_CAP ? mx_cold_open_dir(s->f->ops, dir, name, false, &err, &eb) : -1;
+    if (fd < 0) {
+        s->n_foreign++;
+        return;
+    }
+    uint8_t root = (uint8_t)s->n_roots;
+    snprintf(s->roots[s->n_roots++], 65, "%s", name);
+    if (strcmp(name, s->f->root_hex) == 0) {
+        s->own_root = root;
+    }
+    place page = {root, "pages", FILE_PAGE, ".page"};
+    int pages = mx_cold_open_dir(s->f->ops, fd, "pages", false, &err, &eb);
+    if (pages >= 0) {
+        if (!for_each(s, pages, visit_xx, &page)) {
+            s->err = MX_E_IO;
+        }
+        close(pages);
+    }
+    walk_files(s, fd, "sessions", &(place){root, "sessions", FILE_SESSION, ".session"});
+    walk_files(s, fd, "trash", &(place){root, "trash", FILE_TRASH, NULL});
+    walk_files(s, fd, "quarantine", &(place){root, "quarantine", FILE_QUARANTINE, NULL});
+    close(fd);
+}
+
+/* ---- deleting --------------------------------------------------------------------------------- */
+
+static int open_root(const sweep *s, uint8_t root, mx_errbuf *eb)
+{
+    mx_err err;
+    return mx_cold_open_dir(s->f->ops, s->f->v1_fd, s->roots[root], false, &err, eb);
+}
+
+static int open_folder(const sweep *s, int root_fd, const char *folder)
+{
+    mx_err err;
+    mx_errbuf eb;
+    if (strncmp(folder, "pages/", 6) != 0) {
+        return mx_cold_open_dir(s->f->ops, root_fd, folder, false, &err, &eb);
+    }
+    int pages = mx_cold_open_dir(s->f->ops, root_fd, "pages", false, &err, &eb);
+    if (pages < 0) {
+        return -1;
+    }
+    int fd = mx_cold_open_dir(s->f->ops, pages, folder + 6, false, &err, &eb);
+    close(pages);
+    return fd;
+}
+
+static void file_name(const file_entry *e, char name[300])
+{
+    if (e->name != NULL) {
+        snprintf(name, 300, "%s", e->name);
+        return;
+    }
+    char hex[65];
+    mx_hash256_hex(&e->id, hex);
+    snprintf(name, 300, "%s.%s", hex, e->kind == FILE_PAGE ? "page" : "session");
+}
+
+static int64_t age_s(const sweep *s, int64_t mtime_s)
+{
+    return mtime_s > s->now_s ? 0 : s->now_s - mtime_s;
+}
+
+/* Rename to trash/, look at the time again, unlink. Somebody who touched the file to use it meanwhile
+ * gets it back under its name. */
+static bool through_trash(const sweep *s, int root_fd, int dir, const char *name)
+{
+    const mx_cold_fileops *ops = s->f->ops;
+    mx_err err;
+    mx_errbuf eb;
+    int trash = mx_cold_open_dir(ops, root_fd, "trash", true, &err, &eb);
+    if (trash < 0) {
+        return false;
+    }
+    struct stat st;
+    bool is_deleted = false;
+    if (ops->rename(dir, name, trash, name) == 0
+        && fstatat(trash, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+        if (age_s(s, st.st_mtim.tv_sec) < s->c->tuning.delete_age_s) {
+            renameat2(trash, name, dir, name, RENAME_NOREPLACE); /* else it stays in trash/ */
+        } else {
+            is_deleted = ops->unlink(trash, name, 0) == 0;
+        }
+    }
+    close(trash);
+    return is_deleted;
+}
+
+static bool delete_file(sweep *s, file_entry *e)
+{
+    mx_cold *c = s->c;
+    char name[300];
+    file_name(e, name);
+    mx_errbuf eb;
+    int root_fd = open_root(s, e->root, &eb);
+    int dir = root_fd >= 0 ? open_folder(s, root_fd, e->folder) : -1;
+    bool is_deleted = false;
+    if (dir >= 0) {
+        mx_log(MX_LOG_DEBUG, "cold: deleting file=%s/%s bytes=%llu", e->folder, name,
+               (unsigned long long)e->bytes);
+        is_deleted = e->kind == FILE_PAGE || e->kind == FILE_SESSION
+                         ? through_trash(s, root_fd, dir, name)
+                         : s->f->ops->unlink(dir, name, 0) == 0;
+        close(dir);
+    }
+    if (root_fd >= 0) {
+        close(root_fd);
+    }
+    if (!is_deleted) {
+        return false;
+    }
+    e->is_gone = true;
+    s->total_files--;
+    s->total_bytes -= e->bytes;
+    if (e->root == s->own_root && e->kind == FILE_PAGE) {
+        mx_cold_index_remove(c->index, &e->id);
+    } else if (e->root == s->own_root && e->kind == FILE_SESSION) {
+        mx_cold_index_unmark_manifest(c->index, &e->id);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->stats.files_swept++;
+    c->stats.bytes_swept += e->bytes;
+    pthread_mutex_unlock(&c->lock);
+    return true;
+}
+
+/* Deletes the files that are marked, after saying so. */
+static void delete_marked(sweep *s, const bool *marked, const char *why)
+{
+    uint64_t n = 0, bytes = 0, n_deleted = 0;
+    for (size_t i = 0; i < s->n_files; i++) {
+        n += marked[i];
+        bytes += marked[i] ? s->files[i].bytes : 0;
+    }
+    if (n == 0) {
+        return;
+    }
+    mx_log(MX_LOG_INFO, "cold: sweep: deleting files=%llu bytes=%llu reason=%s",
+           (unsigned long long)n, (unsigned long long)bytes, why);
+    for (size_t i = 0; i < s->n_files && !atomic_load(&s->c->is_stopping); i++) {
+        n_deleted += marked[i] && delete_file(s, &s->files[i]);
+    }
+    if (n_deleted != n) {
+        mx_log(MX_LOG_INFO, "cold: sweep: deleted files=%llu, the others are in use or cannot be",
+               (unsigned long long)n_deleted);
+    }
+}
+
+/* ---- what is superfluous ---------------------------------------------------------------------- */
+
+static bool is_old_enough(const sweep *s, const file_entry *e)
+{
+    return age_s(s, e->mtime_ns / 1000000000) >= s->c->tuning.delete_age_s;
+}
+
+static void mark_leftovers(const sweep *s, bool *marked)
+{
+    size_t n_quarantined[ROOT_CAP] = {0};
+    for (size_t i = s->n_files; i-- > 0;) { /* youngest first */
+        const file_entry *e = &s->files[i];
+        if (e->kind == FILE_TEMP) {
+            marked[i] = age_s(s, e->mtime_ns / 1000000000) >= s->c->tuning.orphan_age_s;
+        } else if (e->kind == FILE_TRASH) {
+            marked[i] = true; /* whoever put it there held the lock that we hold now */
+        } else if (e->kind == FILE_QUARANTINE) {
+            marked[i] = ++n_quarantined[e->root] > 2 * QUARANTINE_MAX_FILES;
+        }
+    }
+}
+
+static int compare_id(const void *a, const void *b)
+{
+    return memcmp(a, b, sizeof(mx_hash256));
+}
+
+/* Does a full page with the same parent begin with this partial page's tokens? */
+static bool is_extended(sweep *s, const mx_cold_partial *partial)
+{
+    enum { BATCH = 32, ROUNDS = 8 };
+    mx_cold *c = s->c;
+    mx_disk_page page, other;
+    mx_cold_want want = {.id = partial->id};
+    if (mx_cold_load_page(c, s->f, &want, c->sweeper_head, NULL, &page) != MX_OK) {
+        return false;
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        mx_cold_child unknown[BATCH];
+        size_t n_unknown;
+        mx_cold_child best =
+            mx_cold_index_best_child(c->index, &partial->parent, page.tokens, page.n_tokens,
+                                     MX_PAGE_TOKENS, unknown, BATCH, &n_unknown);
+        if (best.n_common >= page.n_tokens || n_unknown == 0) {
+            return n_unknown == 0 ? best.n_common >= page.n_tokens : true;
+        }
+        for (size_t i = 0; i < n_unknown; i++) {
+            want.id = unknown[i].id;
+            if (mx_cold_load_page(c, s->f, &want, c->sweeper_head, NULL, &other) != MX_OK
+                || mx_cold_index_link(c->index, &want.id, &other.parent, other.n_tokens,
+                                      other.tokens) != MX_OK) {
+                return false;
+            }
+        }
+    }
+    return false;
+}
+
+static void mark_superfluous(sweep *s, bool *marked)
+{
+    mx_cold_partial *partials;
+    size_t n_partials, n_extended = 0;
+    mx_err err = mx_cold_index_partials(s->c->index, &partials, &n_partials);
+    mx_hash256 *extended = err == MX_OK ? mx_calloc(n_partials, sizeof *extended) : NULL;
+    for (size_t i = 0; extended != NULL && i < n_partials; i++) {
+        if (is_extended(s, &partials[i])) {
+            extended[n_extended++] = partials[i].id;
+        }
+    }
+    if (extended != NULL) {
+        qsort(extended, n_extended, sizeof *extended, compare_id);
+    }
+    for (size_t i = 0; i < s->n_files; i++) {
+        const file_entry *e = &s->files[i];
+        if (e->root != s->own_root || (e->kind != FILE_PAGE && e->kind != FILE_SESSION)
+            || !is_old_enough(s, e)) {
+            continue;
+        }
+        /* A manifest has the name of its last page: it goes with a partial one. */
+        marked[i] = (n_extended > 0
+                     && bsearch(&e->id, extended, n_extended, sizeof *extended, compare_id) != NULL)
+                    || (e->kind == FILE_SESSION
+                        && mx_cold_index_manifest_is_dead(s->c->index, &e->id));
+    }
+    mx_free(extended);
+    mx_free(partials);
+}
+
+/* Oldest first, down to the low water; files are sorted by time. */
+static void mark_over_budget(const sweep *s, bool *marked, uint64_t limit)
+{
+    uint64_t low = mx_cold_low_water(limit), left = s->total_bytes;
+    for (size_t i = 0; i < s->n_files && left > low; i++) {
+        const file_entry *e = &s->files[i];
+        if (!e->is_gone && (e->kind == FILE_PAGE || e->kind == FILE_SESSION)
+            && is_old_enough(s, e)) {
+            marked[i] = true;
+            left -= e->bytes;
+        }
+    }
+}
+
+/* ---- manifests -------------------------------------------------------------------------------- */
+
+static void load_manifest(sweep *s, const file_entry *e)
+{
+    mx_cold *c = s->c;
+    char name[300];
+    file_name(e, name);
+    mx_errbuf eb;
+    int fd = -1;
+    uint64_t bytes = 0;
+    uint8_t *copy = NULL;
+    mx_disk_manifest m;
+    mx_err err = mx_cold_open_file(s->f->ops, s->f->sessions_fd, name, &fd, &bytes, &eb);
+    if (err == MX_OK && (bytes < MX_DISK_MANIFEST_HEADER_BYTES || bytes > MX_DISK_MANIFEST_MAX_BYTES)) {
+        err = mx_fail(&eb, MX_E_CORRUPT, "size");
+    }
+    if (err == MX_OK) {
+        copy = mx_alloc((size_t)bytes);
+        struct iovec iov = {copy, (size_t)bytes};
+        err = copy == NULL ? MX_E_NOMEM : mx_cold_read_all(s->f->ops, fd, &iov, 1, &eb);
+    }
+    if (err == MX_OK) {
+        err = mx_disk_manifest_decode(&m, copy, (size_t)bytes, &eb);
+    }
+    if (err == MX_OK && !mx_hash256_eq(&m.page_ids[m.n_pages - 1], &e->id)) {
+        err = mx_fail(&eb, MX_E_CORRUPT, "the name is not the last page");
+    }
+    if (err == MX_OK) {
+        err = mx_cold_learn_manifest(c, &m);
+    }
+    if (err == MX_E_CORRUPT && mx_cold_quarantine(s->f, s->f->sessions_fd, name, eb.text)) {
+        mx_cold_quarantined(c);
+    }
+    if (err == MX_E_UNSUPPORTED) {
+        s->n_foreign++;
+    }
+    /* Not read for lack of memory or for a fault of the disk: the next sweep tries again. */
+    if (err != MX_OK && err != MX_E_UNSUPPORTED) {
+        mx_cold_index_unmark_manifest(c->index, &e->id);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    mx_free(copy);
+}
+
+static void load_manifests(sweep *s)
+{
+    for (size_t i = 0; i < s->n_files && !atomic_load(&s->c->is_stopping); i++) {
+        const file_entry *e = &s->files[i];
+        if (e->kind == FILE_SESSION && e->root == s->own_root
+            && mx_cold_index_mark_manifest(s->c->index, &e->id)) {
+            load_manifest(s, e);
+        }
+    }
+}
+
+/* ---- a sweep ---------------------------------------------------------------------------------- */
+
+static bool is_page_size(const mx_cold *c, uint64_t bytes)
+{
+    for (uint32_t n = 1; n <= MX_PAGE_TOKENS; n++) {
+        if (bytes == MX_DISK_PAYLOAD_AT + mx_disk_payload_bytes(&c->shape, n)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void index_pages(sweep *s)
+{
+    mx_cold *c = s->c;
+    for (size_t i = 0; i < s->n_files; i++) {
+        const file_entry *e = &s->files[i];
+        if (e->kind == FILE_PAGE && e->root == s->own_root && is_page_size(c, e->bytes)
+            && mx_cold_index_add(c->index, &e->id, false) != MX_OK) {
+            s->err = MX_E_NOMEM;
+        }
+    }
+}
+
+static int compare_time(const void *a, const void *b)
+{
+    const file_entry *x = a, *y = b;
+    return x->mtime_ns < y->mtime_ns ? -1 : x->mtime_ns > y->mtime_ns;
+}
+
+static void delete_superfluous(sweep *s)
+{
+    bool *marked = mx_calloc(s->n_files, sizeof *marked);
+    if (marked == NULL) {
+        return;
+    }
+    mark_leftovers(s, marked);
+    delete_marked(s, marked, "leftovers");
+    memset(marked, 0, s->n_files * sizeof *marked);
+    mark_superfluous(s, marked);
+    delete_marked(s, marked, "superseded");
+    memset(marked, 0, s->n_files * sizeof *marked);
+    mark_over_budget(s, marked, mx_cold_limit(s->c, s->f));
+    delete_marked(s, marked, "over_limit");
+    mx_free(marked);
+}
+
+/* -1 = somebody else has it, or the folder cannot be written. */
+static int take_gc_lock(const sweep *s)
+{
+    int fd = s->f->ops->open(s->f->v1_fd, "gc.lock",
+                             O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+static void run(sweep *s)
+{
+    mx_cold *c = s->c;
+    int lock = take_gc_lock(s);
+    pthread_mutex_lock(&c->lock);
+    c->written_bytes = c->written_files = 0;
+    pthread_mutex_unlock(&c->lock);
+    mx_cold_index_scan_begin(c->index);
+    if (!for_each(s, s->f->v1_fd, visit_root, NULL)) {
+        s->err = MX_E_IO;
+    }
+    index_pages(s);
+    bool is_whole = s->err == MX_OK && !atomic_load(&c->is_stopping);
+    if (is_whole) {
+        mx_cold_index_scan_end(c->index);
+    }
+    qsort(s->files, s->n_files, sizeof *s->files, compare_time);
+    load_manifests(s);
+    if (lock >= 0 && is_whole) {
+        delete_superfluous(s);
+    }
+    if (lock >= 0) {
+        close(lock);
+    }
+    pthread_mutex_lock(&c->lock);
+    if (is_whole) {
+        /* What was written during the walk may be counted twice until the next one: too much is the
+         * safe side. */
+        c->stats.files = s->total_files + c->written_files;
+        c->stats.bytes = s->total_bytes + c->written_bytes;
+    }
+    pthread_mutex_unlock(&c->lock);
+    mx_log(MX_LOG_DEBUG, "cold: sweep: files=%llu bytes=%llu foreign=%llu",
+           (unsigned long long)s->total_files, (unsigned long long)s->total_bytes,
+           (unsigned long long)s->n_foreign);
+}
+
+void mx_cold_sweep_once(mx_cold *c)
+{
+    sweep *s = mx_calloc(1, sizeof *s);
+    if (s == NULL) {
+        return;
+    }
+    mx_errbuf eb;
+    s->c = c;
+    s->f = &c->sweeper_folder;
+    s->own_root = ROOT_CAP;
+    s->now_s = mx_cold_now_s(c);
+    mx_err err = mx_cold_folder_ready(s->f, false, &eb);
+    if (err == MX_OK) {
+        run(s);
+    } else if (err != MX_E_NOT_FOUND) {
+        mx_cold_failed(c, eb.text);
+    }
+    for (size_t i = 0; i < s->n_files; i++) {
+        mx_free(s->files[i].name);
+    }
+    mx_free(s->files);
+    mx_free(s);
+}

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The writer's jobs: a page, a manifest. Order and reasons are in docs/file-format.md, section 5.
+ *
+ * A page costs two fsyncs (file, folder). Syncing folders only before the manifest would save some of
+ * them, but then has_page would need a third state, "written, not yet durable".
+ */
+#include "cold/cold_state.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+/* ---- room ------------------------------------------------------------------------------------- */
+
+/* Below the folder's limit, and the reserve of the disk stays free. */
+static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    uint64_t limit = mx_cold_limit(c, f);
+    pthread_mutex_lock(&c->lock);
+    uint64_t used = c->stats.bytes;
+    pthread_mutex_unlock(&c->lock);
+    if (used + need > mx_cold_low_water(limit)) {
+        mx_cold_want_sweep(c);
+    }
+    if (used + need > limit) {
+        if (!atomic_exchange(&c->is_limit_logged, true)) {
+            mx_log(MX_LOG_INFO, "cold: folder=%s is full bytes=%llu limit=%llu; pages are not "
+                   "written until older ones may be deleted (--ssd-session-cache-max-size)",
+                   c->dir, (unsigned long long)used, (unsigned long long)limit);
+        }
+        return MX_E_LIMIT;
+    }
+    struct statvfs vfs;
+    if (f->ops->statvfs(f->root_fd, &vfs) != 0) {
+        return mx_fail_errno(eb, MX_E_IO, errno, "cannot ask for free space");
+    }
+    uint64_t is_free = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+    uint64_t reserve = (uint64_t)c->tuning.min_free_bytes;
+    if (c->has_default_reserve) {
+        uint64_t fiftieth = (uint64_t)vfs.f_blocks * vfs.f_frsize / 50;
+        reserve = reserve > fiftieth ? reserve : fiftieth;
+    }
+    if (is_free < reserve || is_free - reserve < need) {
+        return mx_fail(eb, MX_E_FULL, "the disk of %s is nearly full (%llu MiB free, %llu MiB kept "
+                       "as reserve)", c->dir, (unsigned long long)(is_free >> 20),
+                       (unsigned long long)(reserve >> 20));
+    }
+    return MX_OK;
+}
+
+/* ---- the folder ------------------------------------------------------------------------------- */
+
+static mx_err write_model_json(mx_cold *c, mx_errbuf *eb)
+{
+    static const char name[] = "model.json";
+    mx_cold_folder *f = &c->writer_folder;
+    struct stat st;
+    if (c->model_json == NULL || fstatat(f->root_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+        return MX_OK;
+    }
+    struct iovec iov = {c->model_json, strlen(c->model_json)};
+    return mx_cold_write_file(f, f->root_fd, name, &iov, 1, eb);
+}
+
+static mx_err ready(mx_cold *c, mx_errbuf *eb)
+{
+    MX_TRY(mx_cold_folder_ready(&c->writer_folder, true, eb));
+    return write_model_json(c, eb);
+}
+
+/* ---- pages ------------------------------------------------------------------------------------ */
+
+static mx_err note_page(mx_cold *c, const mx_cold_job *job)
+{
+    MX_TRY(mx_cold_index_add(c->index, &job->page_id, true));
+    return mx_cold_index_link(c->index, &job->page_id, &job->parent_id, (uint32_t)job->n_tokens,
+                              job->tokens);
+}
+
+/* A page that is there is not written again: touched first, so that whoever is about to delete it
+ * sees that, then looked at. MX_E_NOT_FOUND = write it. */
+static mx_err reuse_page(mx_cold *c, const mx_cold_job *job, int dir, const char *name,
+                         mx_errbuf *eb)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    mx_err err = mx_cold_touch(f, dir, name, mx_cold_wall_ns());
+    if (err != MX_OK) {
+        return err == MX_E_NOT_FOUND ? err : mx_fail(eb, err, "cannot touch a page");
+    }
+    if (!mx_cold_page_exists(c, f, &job->page_id, (uint32_t)job->n_tokens)) {
+        return MX_E_NOT_FOUND;
+    }
+    if (!mx_cold_index_is_synced(c->index, &job->page_id) && f->ops->fsync(dir) != 0) {
+        f->is_renamed_unsynced = true;
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
+    }
+    pthread_mutex_lock(&c->lock);
+    c->stats.pages_skipped++;
+    pthread_mutex_unlock(&c->lock);
+    return MX_OK;
+}
+
+static mx_err write_new_page(mx_cold *c, const mx_cold_job *job, int dir, const char *name,
+                             mx_errbuf *eb)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    uint32_t n = (uint32_t)job->n_tokens;
+    size_t bytes = mx_disk_payload_bytes(&c->shape, n);
+    MX_TRY(check_room(c, bytes + MX_DISK_PAYLOAD_AT, eb));
+    const uint8_t *payload = job->payload;
+    if (n < MX_PAGE_TOKENS) {
+        mx_page_pack_rows(&c->shape, c->writer_rows, payload, n);
+        payload = c->writer_rows;
+    }
+    mx_disk_page page = {.root = job->root,
+                         .own = job->page_id,
+                         .parent = job->parent_id,
+                         .n_tokens = n,
+                         .first_position = job->first_page * MX_PAGE_TOKENS,
+                         .kv_type = mx_disk_kv_type(c->shape.type),
+                         .payload_bytes = bytes,
+                         .payload_sum = mx_xxh3_128(payload, bytes)};
+    memcpy(page.tokens, job->tokens, n * sizeof page.tokens[0]);
+    mx_disk_page_encode(&page, c->writer_head);
+    struct iovec iov[2] = {{c->writer_head, MX_DISK_PAYLOAD_AT},
+                           {(void *)(uintptr_t)payload, bytes}};
+    MX_TRY(mx_cold_write_file(f, dir, name, iov, 2, eb));
+    mx_cold_account(c, 1, (int64_t)(bytes + MX_DISK_PAYLOAD_AT));
+    pthread_mutex_lock(&c->lock);
+    c->stats.pages_written++;
+    c->stats.bytes_written += bytes + MX_DISK_PAYLOAD_AT;
+    pthread_mutex_unlock(&c->lock);
+    return MX_OK;
+}
+
+static bool is_valid_page(const mx_cold_job *job)
+{
+    if (job->n_tokens < 1 || job->n_tokens > MX_PAGE_TOKENS || job->payload == NULL) {
+        return false;
+    }
+    mx_hash256 id = mx_page_identity(&job->root, &job->parent_id, job->tokens,
+                                     (uint32_t)job->n_tokens);
+    return mx_hash256_eq(&id, &job->page_id);
+}
+
+static mx_err write_page(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    MX_TRY(ready(c, eb));
+    char xx[3], name[MX_COLD_NAME_CAP];
+    mx_err err;
+    mx_cold_page_name(&job->page_id, xx, name);
+    int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, true, &err, eb);
+    if (dir < 0) {
+        return err;
+    }
+    f->is_renamed_unsynced = false;
+    err = reuse_page(c, job, dir, name, eb);
+    if (err == MX_E_NOT_FOUND) {
+        err = write_new_page(c, job, dir, name, eb);
+    }
+    if (f->is_renamed_unsynced) {
+        mx_cold_index_taint(c->index, &job->page_id);
+    }
+    close(dir);
+    return err == MX_OK ? note_page(c, job) : err;
+}
+
+/* ---- manifests -------------------------------------------------------------------------------- */
+
+static size_t count_missing(mx_cold *c, const mx_cold_job *job)
+{
+    size_t n_missing = 0;
+    for (size_t i = 0; i < job->n_pages; i++) {
+        uint32_t n = i + 1 < job->n_pages
+                         ? MX_PAGE_TOKENS
+                         : (uint32_t)(job->n_session_tokens - i * MX_PAGE_TOKENS);
+        n_missing += !mx_cold_page_exists(c, &c->writer_folder, &job->page_ids[i], n);
+    }
+    return n_missing;
+}
+
+/* Pages that we did not write ourselves: their names may not be durable yet. One fsync per folder. */
+static mx_err sync_pages(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    bool is_synced[256] = {false};
+    for (size_t i = 0; i < job->n_pages; i++) {
+        const mx_hash256 *id = &job->page_ids[i];
+        if (mx_cold_index_is_tainted(c->index, id)) {
+            return mx_fail(eb, MX_E_IO, "a page of the session could not be synced");
+        }
+        if (mx_cold_index_is_synced(c->index, id)) {
+            continue;
+        }
+        if (!is_synced[id->b[0]]) {
+            char xx[3], name[MX_COLD_NAME_CAP];
+            mx_err err;
+            mx_cold_page_name(id, xx, name);
+            int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, eb);
+            if (dir < 0) {
+                return err;
+            }
+            if (f->ops->fsync(dir) != 0) {
+                err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
+                mx_cold_index_taint(c->index, id);
+            }
+            close(dir);
+            MX_TRY(err);
+            is_synced[id->b[0]] = true;
+        }
+        MX_TRY(mx_cold_index_add(c->index, id, true));
+    }
+    return MX_OK;
+}
+
+/* What the index learns from a manifest, our own or one that was found. */
+mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m)
+{
+    const mx_hash256 *parent = &m->root;
+    for (uint32_t i = 0; i < m->n_pages; i++) {
+        bool is_last = i + 1 == m->n_pages;
+        uint32_t n = is_last ? (uint32_t)(m->n_tokens - (uint64_t)i * MX_PAGE_TOKENS)
+                             : MX_PAGE_TOKENS;
+        MX_TRY(mx_cold_index_link(c->index, &m->page_ids[i], parent, n, NULL));
+        if (!is_last) {
+            mx_cold_index_mark_inner(c->index, &m->page_ids[i]);
+        }
+        parent = &m->page_ids[i];
+    }
+    mx_cold_index_mark_manifest(c->index, parent);
+    return MX_OK;
+}
+
+static bool is_valid_session(const mx_cold_job *job)
+{
+    return job->n_pages >= 1 && job->n_pages <= MX_DISK_MANIFEST_MAX_PAGES
+           && job->n_session_tokens > (job->n_pages - 1) * MX_PAGE_TOKENS
+           && job->n_session_tokens <= job->n_pages * MX_PAGE_TOKENS
+           && job->entry_kind <= MX_DISK_ENTRY_TURN;
+}
+
+static mx_err put_manifest(mx_cold *c, const mx_disk_manifest *m, mx_errbuf *eb)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    char name[MX_COLD_NAME_CAP];
+    mx_cold_session_name(&m->page_ids[m->n_pages - 1], name);
+    mx_buf bytes = {0};
+    mx_disk_manifest_encode(&bytes, m);
+    mx_err err = bytes.failed ? MX_E_NOMEM : check_room(c, bytes.len, eb);
+    if (err == MX_OK) {
+        struct stat st;
+        bool is_new = fstatat(f->sessions_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0;
+        int64_t size = (int64_t)bytes.len;
+        struct iovec iov = {bytes.ptr, bytes.len};
+        err = mx_cold_write_file(f, f->sessions_fd, name, &iov, 1, eb);
+        if (err == MX_OK) {
+            mx_cold_account(c, is_new, is_new ? size : 0);
+        }
+    }
+    mx_buf_free(&bytes);
+    return err;
+}
+
+static mx_err write_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
+{
+    MX_TRY(ready(c, eb));
+    if (mx_cold_touch_chain(c, &c->writer_folder, job->page_ids, job->n_pages) > 0
+        || count_missing(c, job) > 0) {
+        return MX_E_NOT_FOUND;
+    }
+    MX_TRY(sync_pages(c, job, eb));
+    mx_disk_manifest m = {.root = job->root,
+                          .session_id = job->session_id,
+                          .entry_kind = job->entry_kind,
+                          .n_tokens = job->n_session_tokens,
+                          .n_pages = (uint32_t)job->n_pages,
+                          .page_ids = job->page_ids,
+                          .created_s = (uint64_t)mx_wall_s()};
+    MX_TRY(put_manifest(c, &m, eb));
+    MX_TRY(mx_cold_learn_manifest(c, &m));
+    if (count_missing(c, job) > 0) {
+        return MX_E_NOT_FOUND;
+    }
+    pthread_mutex_lock(&c->lock);
+    c->stats.sessions_written++;
+    pthread_mutex_unlock(&c->lock);
+    char hex[65];
+    mx_hash256_hex(&job->session_id, hex);
+    mx_log(MX_LOG_INFO, "durable session=%.16s kind=%s tokens=%zu pages=%zu", hex,
+           job->entry_kind == MX_DISK_ENTRY_TURN ? "turn" : "prompt", job->n_session_tokens,
+           job->n_pages);
+    return MX_OK;
+}
+
+/* ---- a job ------------------------------------------------------------------------------------ */
+
+void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
+{
+    uint64_t start = mx_now_us();
+    mx_errbuf eb = {{0}};
+    mx_err err;
+    bool is_page = job->kind == MX_COLD_WRITE_PAGE;
+    if (!(is_page ? is_valid_page(job) : is_valid_session(job))) {
+        err = MX_E_INVALID;
+    } else if (!mx_cold_may_write(c)
+               || (is_page && mx_cold_index_is_tainted(c->index, &job->page_id))) {
+        err = MX_E_IO;
+    } else {
+        err = is_page ? write_page(c, job, &eb) : write_session(c, job, &eb);
+        /* Codes with a text come from the folder; those without are our own business. */
+        if (err == MX_OK) {
+            mx_cold_worked(c);
+        } else if (err != MX_E_NOMEM && eb.text[0] != '\0') {
+            mx_cold_failed(c, eb.text);
+            err = err == MX_E_NOT_FOUND ? MX_E_IO : err; /* not found means pages, to the caller */
+        }
+    }
+    if (err == MX_E_LIMIT) {
+        pthread_mutex_lock(&c->lock);
+        c->stats.dropped_full++;
+        pthread_mutex_unlock(&c->lock);
+        err = MX_E_FULL;
+    }
+    job->status = err;
+    job->elapsed_us = mx_now_us() - start;
+}
