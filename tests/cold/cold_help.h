@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cold_help.h: what the tests of the cold tier share: a folder of their own, conversations whose KV
+ * rows follow from token and position (so that any page can be made and checked anywhere), and jobs
+ * that are waited for.
+ */
+#ifndef MX_COLD_HELP_H
+#define MX_COLD_HELP_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "cold/cold.h"
+#include "cold/cold_format.h"
+
+#define HELP __attribute__((unused)) static
+
+/* Pages of 4 KiB. */
+static const mx_kv_shape tiny = {.n_layers = 2, .n_kv_heads = 1, .head_dim = 8, .type = MX_KV_F16};
+enum { TINY_BYTES = 4096, MAX_PAGES = 64 };
+
+HELP uint64_t help_random(uint64_t *state)
+{
+    *state += 0x9E3779B97F4A7C15u;
+    uint64_t z = *state;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* ---- folders ---------------------------------------------------------------------------------- */
+
+/* A fresh folder; in memory where possible, since fsync on a real disk would make the tests slow. */
+HELP void help_make_folder(char path[256])
+{
+    snprintf(path, 256, "%s/mtplx-cold-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    assert_non_null(mkdtemp(path));
+}
+
+HELP void help_remove_tree(const char *path)
+{
+    char command[400];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+typedef void help_file_fn(const char *path, void *arg);
+
+/* Calls fn for each file below path whose name ends in suffix; returns how many. */
+HELP size_t help_each_file(const char *path, const char *suffix, help_file_fn *fn, void *arg)
+{
+    size_t n_files = 0;
+    struct dirent **names;
+    int n = scandir(path, &names, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        char sub[1024];
+        struct stat st;
+        const char *name = names[i]->d_name;
+        snprintf(sub, sizeof sub, "%s/%s", path, name);
+        size_t len = strlen(name), tail = strlen(suffix);
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && lstat(sub, &st) == 0) {
+            if (S_ISDIR(st.st_mode)) {
+                n_files += help_each_file(sub, suffix, fn, arg);
+            } else if (len >= tail && strcmp(name + len - tail, suffix) == 0) {
+                n_files++;
+                if (fn != NULL) {
+                    fn(sub, arg);
+                }
+            }
+        }
+        free(names[i]);
+    }
+    if (n >= 0) {
+        free(names);
+    }
+    return n_files;
+}
+
+HELP size_t help_count(const char *path, const char *suffix)
+{
+    return help_each_file(path, suffix, NULL, NULL);
+}
+
+HELP size_t help_slurp(const char *path, uint8_t *bytes, size_t cap)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    size_t n = fread(bytes, 1, cap, f);
+    fclose(f);
+    return n;
+}
+
+HELP void help_spill(const char *path, const uint8_t *bytes, size_t n)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    fclose(f);
+}
+
+/* ---- conversations ---------------------------------------------------------------------------- */
+
+typedef struct talk {
+    mx_hash256 root;
+    size_t n;                             /* tokens */
+    int32_t tokens[MAX_PAGES * MX_PAGE_TOKENS];
+    mx_hash256 ids[MAX_PAGES];            /* of the full pages, then of the tail */
+    size_t n_ids;
+} talk;
+
+HELP mx_hash256 help_root(int n)
+{
+    char text[32];
+    snprintf(text, sizeof text, "root %d", n);
+    return mx_sha256_of(text, strlen(text));
+}
+
+HELP size_t talk_full(const talk *t)
+{
+    return t->n / MX_PAGE_TOKENS;
+}
+
+HELP mx_hash256 talk_parent(const talk *t, size_t page)
+{
+    return page == 0 ? t->root : t->ids[page - 1];
+}
+
+/* Sets the identities for the first n tokens. */
+HELP void talk_cut(talk *t, size_t n)
+{
+    t->n = n;
+    t->n_ids = (n + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS;
+    for (size_t i = 0; i < t->n_ids; i++) {
+        size_t rows = n - i * MX_PAGE_TOKENS;
+        rows = rows < MX_PAGE_TOKENS ? rows : MX_PAGE_TOKENS;
+        mx_hash256 parent = talk_parent(t, i);
+        t->ids[i] = mx_page_identity(&t->root, &parent, t->tokens + i * MX_PAGE_TOKENS,
+                                     (uint32_t)rows);
+    }
+}
+
+/* Tokens from `common` on follow from the seed; call with a larger n to go on. */
+HELP void talk_make(talk *t, const mx_hash256 *root, uint64_t seed, size_t common, size_t n)
+{
+    t->root = *root;
+    for (size_t i = common; i < MAX_PAGES * MX_PAGE_TOKENS; i++) {
+        uint64_t state = seed * 1000003 + i;
+        t->tokens[i] = (int32_t)(help_random(&state) % 49152);
+    }
+    talk_cut(t, n);
+}
+
+HELP uint16_t talk_value(const talk *t, size_t position, uint32_t layer, uint32_t dim, uint32_t is_v)
+{
+    uint64_t state = (uint64_t)(uint32_t)t->tokens[position] * 31 + position * 131071
+                     + layer * 977 + dim * 13 + is_v;
+    return (uint16_t)help_random(&state);
+}
+
+static void put_row(uint8_t *payload, const talk *t, size_t position, uint32_t row)
+{
+    for (uint32_t layer = 0; layer < tiny.n_layers; layer++) {
+        uint8_t *k = mx_page_k_tile(&tiny, payload, layer, 0);
+        uint8_t *v = mx_page_v_tile(&tiny, payload, layer, 0);
+        for (uint32_t d = 0; d < tiny.head_dim; d++) {
+            mx_put_le16(k + 2 * (d * MX_PAGE_TOKENS + row), talk_value(t, position, layer, d, 0));
+            mx_put_le16(v + 2 * (row * tiny.head_dim + d), talk_value(t, position, layer, d, 1));
+        }
+    }
+}
+
+/* The page in RAM with its first n_rows rows, the rest zero. */
+HELP void talk_payload(const talk *t, size_t page, uint32_t n_rows, uint8_t payload[TINY_BYTES])
+{
+    memset(payload, 0, TINY_BYTES);
+    for (uint32_t row = 0; row < n_rows; row++) {
+        put_row(payload, t, page * MX_PAGE_TOKENS + row, row);
+    }
+}
+
+/* ---- jobs ------------------------------------------------------------------------------------- */
+
+static sem_t help_sem;
+
+HELP void help_wake(void *arg)
+{
+    (void)arg;
+    sem_post(&help_sem);
+}
+
+HELP mx_cold_config help_config(const char *dir, const mx_hash256 *root)
+{
+    static bool is_ready;
+    if (!is_ready) {
+        sem_init(&help_sem, 0, 0);
+        is_ready = true;
+    }
+    return (mx_cold_config){.mode = MX_COLD_ON,
+                            .dir = dir,
+                            .max_bytes = (uint64_t)1 << 40,
+                            .root = *root,
+                            .model_json = "{\"model\": \"test\"}\n",
+                            .wake = help_wake,
+                            .tuning = {.min_free_bytes = -1}};
+}
+
+HELP mx_cold *help_open(const mx_cold_config *cfg)
+{
+    mx_cold *c;
+    mx_errbuf eb;
+    mx_err err = mx_cold_open(&c, &tiny, cfg, &eb);
+    if (err != MX_OK) {
+        print_message("open: %s\n", eb.text);
+    }
+    assert_int_equal(err, MX_OK);
+    return c;
+}
+
+/* The next finished job; fails after 20 s. */
+HELP mx_cold_job *help_wait(mx_cold *c)
+{
+    for (;;) {
+        mx_cold_job *job = mx_cold_poll(c);
+        if (job != NULL) {
+            return job;
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 20;
+        while (sem_timedwait(&help_sem, &until) != 0) {
+            assert_int_equal(errno, EINTR);
+        }
+    }
+}
+
+HELP mx_err help_run(mx_cold *c, mx_cold_job *job)
+{
+    mx_err err = mx_cold_submit(c, job);
+    if (err != MX_OK) {
+        return err;
+    }
+    assert_ptr_equal(help_wait(c), job);
+    return job->status;
+}
+
+/* Writes one page (the last may be partial) of t. */
+HELP mx_err help_write_page(mx_cold *c, const talk *t, size_t page)
+{
+    uint8_t payload[TINY_BYTES] __attribute__((aligned(64)));
+    size_t rows = t->n - page * MX_PAGE_TOKENS;
+    rows = rows < MX_PAGE_TOKENS ? rows : MX_PAGE_TOKENS;
+    talk_payload(t, page, (uint32_t)rows, payload);
+    mx_cold_job job = {.kind = MX_COLD_WRITE_PAGE,
+                       .root = t->root,
+                       .parent_id = talk_parent(t, page),
+                       .first_page = page,
+                       .tokens = t->tokens + page * MX_PAGE_TOKENS,
+                       .n_tokens = rows,
+                       .payload = payload,
+                       .page_id = t->ids[page]};
+    return help_run(c, &job);
+}
+
+HELP mx_err help_write_session(mx_cold *c, const talk *t)
+{
+    mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION,
+                       .root = t->root,
+                       .parent_id = t->root,
+                       .page_ids = t->ids,
+                       .n_pages = t->n_ids,
+                       .n_session_tokens = t->n,
+                       .entry_kind = 1,
+                       .session_id = t->ids[0]};
+    return help_run(c, &job);
+}
+
+/* Everything of t that is not known to be there, then the manifest. The first failure, or MX_OK. */
+HELP mx_err help_write_talk(mx_cold *c, const talk *t)
+{
+    mx_err first = MX_OK;
+    for (size_t i = 0; i < t->n_ids; i++) {
+        if (!mx_cold_has_page(c, &t->ids[i])) {
+            mx_err err = help_write_page(c, t, i);
+            first = first == MX_OK ? err : first;
+        }
+    }
+    mx_err err = help_write_session(c, t);
+    return first == MX_OK ? err : first;
+}
+
+/* Probes and reads what the folder has of the first n tokens of t; every row that comes back is
+ * compared with what it has to be, and rows beyond must be untouched. Returns the tokens gained. */
+HELP size_t help_read_talk(mx_cold *c, const talk *t, size_t n)
+{
+    mx_cold_job job = {.kind = MX_COLD_PROBE,
+                       .root = t->root,
+                       .parent_id = t->root,
+                       .tokens = t->tokens,
+                       .n_tokens = n};
+    if (help_run(c, &job) != MX_OK) {
+        return 0;
+    }
+    size_t n_pages = job.n_full + (job.tail_rows > 0);
+    assert_true(n_pages <= MAX_PAGES);
+    assert_true(job.n_full * MX_PAGE_TOKENS + job.tail_rows <= n);
+    uint8_t *memory = mx_alloc_aligned(4096, (n_pages + 1) * TINY_BYTES);
+    uint8_t *payloads[MAX_PAGES];
+    if (memory == NULL) {
+        return 0; /* an injected failure hit the test itself */
+    }
+    for (size_t i = 0; i < n_pages; i++) {
+        payloads[i] = memory + i * TINY_BYTES;
+        memset(payloads[i], 0, TINY_BYTES);
+    }
+    job.kind = MX_COLD_READ;
+    job.payloads = payloads;
+    size_t gained = 0;
+    if (help_run(c, &job) == MX_OK) {
+        assert_true(job.n_read <= n_pages);
+        for (size_t i = 0; i < job.n_read; i++) {
+            uint32_t rows = i < job.n_full ? MX_PAGE_TOKENS : job.tail_rows;
+            uint8_t want[TINY_BYTES] __attribute__((aligned(64)));
+            talk_payload(t, i, rows, want);
+            assert_memory_equal(payloads[i], want, TINY_BYTES);
+            gained += rows;
+        }
+    }
+    mx_free(memory);
+    return gained;
+}
+
+#endif
