@@ -18,7 +18,8 @@ typedef struct mx_bank mx_bank;
 typedef struct mx_bank_entry mx_bank_entry;
 
 typedef struct mx_bank_config {
-    size_t max_bytes;          /* budget for pages held by the bank, entries and index included */
+    size_t max_bytes;          /* budget for pages held by the bank, entries and index included; pages
+                                * that a sequence shares count, too. 0 = bounded by the pool alone */
     uint32_t near_prefix_gap;  /* MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP */
     bool lazy_snapshot;        /* MTPLX_SESSION_LAZY_SNAPSHOT */
     bool settle_snapshot;      /* MTPLX_SESSION_SNAPSHOT_SETTLE */
@@ -41,7 +42,8 @@ typedef struct mx_bank_match {
     size_t n_tokens;        /* reused: the longest common prefix with anything in the tree */
     size_t n_full_pages;
     mx_restore_kind kind;
-    const float *hidden;    /* [n_hidden] of an entry that ends exactly at n_prompt, else NULL */
+    const float *hidden;    /* [n_hidden] of an entry that ends exactly at n (and n_tokens == n), else
+                             * NULL. Valid until the bank is changed */
     /* For the response: the longest stored continuation that diverged, where and with what. */
     bool diverged;          /* something stored goes on behind n_tokens with another token */
     int32_t stored_token;   /* that token, when diverged */
@@ -56,37 +58,61 @@ mx_err mx_bank_create(mx_bank **out, mx_kv_pool *pool, const mx_bank_config *cfg
 void mx_bank_destroy(mx_bank *b);
 
 /* Puts the sealed pages of a sequence into the tree (those that are not there yet), so that anyone
- * can share them. A page whose tokens are already stored under the same parent stays private to its
- * sequence. Called chunk by chunk during a prefill. */
-mx_err mx_bank_insert_pages(mx_bank *b, const mx_seq *seq);
+ * can share them. Where the same tokens are already stored under the same parent, the sequence
+ * exchanges its page for the stored one (equal in bits by contract), so that two requests that
+ * computed the same prompt at the same time do not keep it twice: seq->pages changes, and with it
+ * the parent pointer of the page behind. Called chunk by chunk during a prefill. MX_E_FULL: the
+ * budget ends before the sequence does; MX_E_NOMEM; in both cases the pages before are stored. */
+mx_err mx_bank_insert_pages(mx_bank *b, mx_seq *seq);
 
 /* snapshot_cache: records an entry at the end of seq (references only; with lazy_snapshot off the
- * tail rows are copied at once). hidden: [n_hidden] or NULL. An entry at the same point is refreshed.
- * MX_E_FULL = does not fit the budget (nothing stored). */
-mx_err mx_bank_snapshot_cache(mx_bank *b, const mx_seq *seq, mx_entry_kind kind, const float *hidden,
+ * tail rows are copied at once). hidden: [n_hidden] or NULL. An entry at the same point is refreshed
+ * (and keeps its hidden vector when this one is NULL). Includes mx_bank_insert_pages. MX_E_FULL =
+ * does not fit the budget or the pool, MX_E_NOMEM: no entry is stored, though whole pages may be;
+ * an entry that could never fit changes nothing at all. MX_E_INVALID: the sequence is empty. */
+mx_err mx_bank_snapshot_cache(mx_bank *b, mx_seq *seq, mx_entry_kind kind, const float *hidden,
                               mx_errbuf *eb);
 
-/* What restore would find, without touching anything. root names the model and the isolation. */
+/* What restore would find, without touching anything. root names the model and the isolation. The
+ * label near_prefix is looked for in at most 64 pages behind the match; beyond, it reads stem. */
 void mx_bank_lookup(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
                     mx_bank_match *out);
 
 /* restore_cache: fills an empty, initialised seq (its root is used) with the longest common prefix
  * of tokens[0..n-1], at most max_tokens of it. O(pages), no KV bytes move but the rows of the one
- * page that differs. MX_E_FULL when the page for those rows cannot be had: then the whole pages
- * alone were restored and *out says so. */
+ * page that differs; not even those when the sequence uses all of a tail to which nobody else
+ * appends. Makes room for that page itself (a match is never evicted to make room for it).
+ * MX_E_FULL when the page for those rows cannot be had: then the whole pages alone were restored and
+ * *out says so. MX_E_NOMEM: nothing restored. */
 mx_err mx_bank_restore_cache(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n,
                              size_t max_tokens, mx_bank_match *out);
 
-/* Frees pages leaf first, cheapest value first, until the pool can hand out n_pages or nothing more
- * can go. Returns how many pages became free. */
+/* Frees pages leaf first, least valuable first (value = time to recompute x decayed uses / bytes),
+ * until the pool can hand out n_pages or nothing more can go. Returns how many pages became free. */
 size_t mx_bank_evict(mx_bank *b, size_t n_pages);
 /* Brings the bank under its budget. */
 void mx_bank_trim(mx_bank *b);
 /* Drops everything that is not pinned by somebody else. */
 void mx_bank_clear(mx_bank *b);
 
-/* Idle work (settling); true when something was done and more may be left. */
+/* Idle work, one small step: settling, then zeroing recycled pages of the pool. True when something
+ * was done and more may be left. */
 bool mx_bank_idle(mx_bank *b);
+
+/* For lists and tests: each stored page (parents before children), then the entries in it. What the
+ * pointers refer to is valid during the call only; the tokens of the whole path are found through
+ * page->parent. fn must not change the bank. */
+typedef struct mx_bank_point {
+    const mx_hash256 *root;
+    const mx_page *page;
+    size_t n_tokens;     /* where the page's stored rows, or the entry, end */
+    bool is_entry;       /* then: */
+    mx_entry_kind kind;
+    uint64_t n_hits;     /* refreshed, or restored as a whole */
+    uint64_t used_us;    /* mx_now_us of the last such use */
+    const float *hidden; /* or NULL */
+} mx_bank_point;
+void mx_bank_walk(const mx_bank *b, void (*fn)(void *arg, const mx_bank_point *point), void *arg);
 
 void mx_bank_get_stats(const mx_bank *b, mx_bank_stats *out);
 void mx_bank_check(const mx_bank *b); /* invariant walker, debug builds */

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * bank_tree.h: the SessionBank's tree of pages; private to src/bank.
+ *
+ * A node is a page with the n_rows of it that are stored. A node of 64 rows may have children; one
+ * with fewer is always a leaf. No child's tokens are the beginning of a sibling's: whatever is
+ * shorter is a point inside the longer one. Entries are points (node, row).
+ *
+ * Children are sorted by their token ids. That one order answers both questions of a lookup in
+ * O(log children): is there a child with exactly these 64 tokens, and which child shares most tokens
+ * with them (one of the two neighbours of the place where they would be inserted). No hash is
+ * involved, so no collision, accidental or made on purpose, can confuse two prefixes, and 10,000
+ * different first pages cost 14 comparisons. Inserting moves pointers, 8 bytes a sibling.
+ *
+ * Owned by the engine thread, as everything in the bank.
+ */
+#ifndef MX_BANK_TREE_H
+#define MX_BANK_TREE_H
+
+#include "bank/bank.h"
+
+typedef struct mx_bank_node mx_bank_node;
+typedef struct mx_bank_tree mx_bank_tree;
+
+struct mx_bank_entry {
+    mx_bank_entry *next;  /* of the same node, n_rows ascending */
+    uint32_t n_rows;      /* the entry ends behind this row of its node's page: 1..node->n_rows */
+    mx_entry_kind kind;
+    uint64_t n_hits;
+    uint64_t used_us;     /* mx_now_us of the last snapshot or exact restore */
+    float *hidden;        /* [n_hidden], owned; or NULL */
+};
+
+struct mx_bank_node {
+    mx_bank_node *parent;    /* NULL: this is the top of a tree and has no page */
+    mx_bank_tree *tree;
+    mx_page *page;           /* one reference is ours; page->owner points back */
+    uint32_t n_rows;
+    size_t n_children;
+    size_t children_cap;
+    mx_bank_node **children; /* [n_children] ascending by tokens */
+    mx_bank_entry *entries;
+    double use_log2;         /* see mx_node_touch */
+    double value_log2;       /* the eviction order, while the node is a leaf */
+    size_t heap_at;          /* index in mx_bank.leaves, or NOT_A_LEAF */
+    bool wants_settle;       /* is on the settle list */
+    mx_bank_node *settle_next;
+    mx_bank_node *stash_next; /* while pinned leaves are set aside */
+    size_t walk_at;          /* mx_node_next */
+};
+
+/* Everything that was computed under one root. */
+struct mx_bank_tree {
+    mx_hash256 root;
+    mx_bank_node top;
+    bool is_in_use; /* an insertion is going on: do not remove the tree when it becomes empty */
+};
+
+struct mx_bank {
+    mx_kv_pool *pool;
+    mx_bank_config cfg;
+    mx_bank_tree **trees; /* [n_trees] ascending by root */
+    size_t n_trees, trees_cap;
+    mx_bank_node **leaves; /* binary heap, least valuable first; room for every node */
+    size_t n_leaves, leaves_cap;
+    size_t n_nodes;
+    mx_bank_node *settle; /* nodes whose tail page is to be copied when idle */
+    mx_bank_stats stats;  /* bytes, n_pages, n_entries are kept up to date */
+};
+
+static const size_t NOT_A_LEAF = SIZE_MAX;
+
+/* Where n tokens (1..64) belong among the children of a node. */
+typedef struct mx_child_hit {
+    size_t lower;       /* index of the first child that is not less than them (they may begin it) */
+    mx_bank_node *best; /* a child that shares most tokens with them; NULL when there are no children */
+    uint32_t common;    /* how many, 0..n */
+} mx_child_hit;
+
+mx_child_hit mx_node_find(const mx_bank_node *at, const int32_t *tokens, uint32_t n);
+/* The child in which an entry that ends behind `tokens` has its place: the first of those that begin
+ * with them. NULL when there is none. */
+mx_bank_node *mx_node_home(const mx_bank_node *at, const int32_t *tokens, uint32_t n);
+mx_bank_entry *mx_node_entry(const mx_bank_node *node, uint32_t n_rows); /* or NULL */
+uint32_t mx_tokens_common(const int32_t *a, uint32_t n_a, const int32_t *b, uint32_t n_b);
+
+mx_bank_tree *mx_tree_get(const mx_bank *b, const mx_hash256 *root); /* or NULL */
+mx_err mx_tree_add(mx_bank *b, const mx_hash256 *root, mx_bank_tree **out);
+void mx_tree_drop_if_empty(mx_bank *b, mx_bank_tree *tree);
+
+/* A new child with its own reference on the page; entries that now have their place in it move over.
+ * The caller knows that neither is the beginning of the other for any sibling. */
+mx_err mx_node_add(mx_bank *b, mx_bank_node *at, mx_page *page, uint32_t n_rows, mx_bank_node **out);
+/* Bytes that mx_node_add takes at most (the doubling of the children's array included). */
+size_t mx_node_add_bytes(const mx_bank *b, const mx_bank_node *at);
+/* The node holds another page (taking over the caller's reference) or more rows of the same one. */
+void mx_node_set_page(mx_bank *b, mx_bank_node *node, mx_page *page, uint32_t n_rows);
+/* Removes a leaf. Entries that a sibling can hold move there, the others are dropped and counted. */
+void mx_node_drop(mx_bank *b, mx_bank_node *node);
+/* Counts a use of the node now. */
+void mx_node_touch(mx_bank *b, mx_bank_node *node);
+/* The node's rows or entries changed: its place in the eviction order may have, too. */
+void mx_node_revalue(mx_bank *b, mx_bank_node *node);
+
+size_t mx_entry_bytes(const mx_bank *b, bool has_hidden);
+void mx_entry_free(mx_bank *b, mx_bank_entry *e);
+
+mx_bank_node *mx_leaf_pop(mx_bank *b); /* the least valuable leaf, off the heap; NULL = none */
+void mx_leaf_push(mx_bank *b, mx_bank_node *node);
+
+/* bank.c: a page from the pool, for which one leaf may be evicted; NULL when there is none. */
+mx_page *mx_bank_take_page(mx_bank *b);
+/* bank.c: the node's tail page is shared with somebody who appends to it; remember to copy it. */
+void mx_bank_want_settle(mx_bank *b, mx_bank_node *node);
+
+/* Visits all nodes of a tree below its top, parents first: start with the top, NULL at the end. */
+mx_bank_node *mx_node_next(mx_bank_node *node);
+
+#endif
