@@ -159,7 +159,6 @@ bool mx_bank_idle(mx_bank *b)
         if (copy == NULL) {
             return false;
         }
-        copy->is_stored = node->page->is_stored && node->page->n_rows == node->n_rows;
         mx_node_set_page(b, node, copy, node->n_rows);
         return true;
     }
@@ -198,7 +197,6 @@ static void relink(mx_bank *b, mx_page *page, mx_page *parent)
 static void adopt(mx_bank *b, mx_seq *seq, size_t i, mx_page *stored)
 {
     mx_page *own = seq->pages[i];
-    stored->is_stored |= own->is_stored;
     seq->pages[i] = mx_page_ref(stored);
     mx_page_unref(b->pool, own);
 }

@@ -175,7 +175,6 @@ static bool may_take_over(const mx_bank *b, mx_bank_node *node, uint32_t n_rows)
     if (page->refs == 1 && page->n_rows > n_rows) {
         /* A sequence that is gone wrote on behind what is stored. */
         page->n_rows = n_rows;
-        page->is_stored = false;
     }
     return page->n_rows == n_rows;
 }

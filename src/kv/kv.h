@@ -46,8 +46,7 @@ struct mx_page {
     mx_hash256 id;      /* identity; valid once sealed, see mx_page_identity */
     int32_t tokens[MX_PAGE_TOKENS]; /* [0..n_rows-1] valid */
     void *owner;        /* the bank's node for this page, or NULL */
-    bool is_stored;     /* the engine's mark: handed to, or read from, the cold tier; cleared whenever
-                         * rows are added or cut */
+    bool is_queued;     /* the engine's mark: on its way to the cold tier */
     mx_page *next_free; /* pool */
     uint32_t n_seen;    /* scratch of the invariant walkers */
 };

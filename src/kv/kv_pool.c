@@ -227,7 +227,7 @@ mx_page *mx_page_alloc(mx_kv_pool *p)
     page->parent = NULL;
     page->index = 0;
     page->owner = NULL;
-    page->is_stored = false;
+    page->is_queued = false;
     memset(page->tokens, 0, sizeof page->tokens);
     memset(&page->id, 0, sizeof page->id);
     p->n_used++;

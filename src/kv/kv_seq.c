@@ -141,7 +141,6 @@ mx_err mx_seq_reserve(mx_seq *s, size_t n_new)
     } else if (access == TAIL_SHRINK) {
         assert(s->pages[at]->owner == NULL);
         s->pages[at]->n_rows = n_rows;
-        s->pages[at]->is_stored = false;
     }
     if (n_rows > 0) {
         s->pages[at]->has_appender = true;
@@ -171,7 +170,6 @@ void mx_seq_commit(mx_seq *s, const int32_t *tokens, size_t n_new)
         }
         memcpy(page->tokens + row, tokens, n * sizeof *tokens);
         page->n_rows = row + n;
-        page->is_stored = false;
         s->n_tokens += n;
         s->n_reserved -= n;
         tokens += n;

@@ -208,6 +208,19 @@ static void sleep_until_woken(mx_engine *e)
     pthread_mutex_unlock(&e->mu);
 }
 
+/* Ends the cold tier's threads and takes all jobs back. A thread that hangs in its folder keeps what
+ * it holds: then the pages must outlive the engine. */
+static void stop_cold(mx_engine *e)
+{
+    e->is_cold_stuck = !mx_cold_stop(e->cold);
+    mx_ticket_collect(e);
+    if (!e->is_cold_stuck) {
+        mx_cold_close(e->cold);
+        e->cold = NULL;
+        mx_ticket_release_all(e);
+    }
+}
+
 static void finish_cold(mx_engine *e)
 {
     if (e->cold == NULL) {
@@ -225,9 +238,7 @@ static void finish_cold(mx_engine *e)
                (unsigned long long)((mx_now_us() - begin) / 1000),
                (unsigned long long)s.queued_jobs);
     }
-    mx_cold_close(e->cold);
-    e->cold = NULL;
-    mx_ticket_release_all(e);
+    stop_cold(e);
 }
 
 static void *engine_main(void *arg)
@@ -262,7 +273,7 @@ static void *engine_main(void *arg)
             publish_stats(e);
             published_us = now;
         }
-        if (!progress && !mx_bank_idle(e->bank) && !mx_kv_pool_idle(e->pool)) {
+        if (!progress && !mx_bank_idle(e->bank)) {
             sleep_until_woken(e);
         }
     }
@@ -355,13 +366,16 @@ void mx_engine_destroy(mx_engine *e)
     if (e == NULL) {
         return;
     }
-    if (e->cold != NULL) {
-        mx_cold_close(e->cold);
-        e->cold = NULL;
-        mx_ticket_release_all(e);
+    if (e->cold != NULL && !e->is_cold_stuck) {
+        stop_cold(e); /* the engine thread never started */
     }
-    mx_bank_destroy(e->bank);
-    mx_kv_pool_destroy(e->pool);
+    if (e->is_cold_stuck) {
+        /* Somebody still reads from or writes to pages and will until the process ends. */
+        mx_log(MX_LOG_WARN, "shutdown: the cache folder hangs, its pages are left to the system");
+    } else {
+        mx_bank_destroy(e->bank);
+        mx_kv_pool_destroy(e->pool);
+    }
     mx_free(e->rows);
     mx_free(e->hidden);
     mx_free(e->logits);

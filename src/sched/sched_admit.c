@@ -97,16 +97,8 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
 /* Fills r->seq from the bank, at most max_tokens. */
 static void restore_from_ram(mx_engine *e, mx_request *r, size_t max_tokens, mx_bank_match *m)
 {
-    mx_err err = mx_bank_restore_cache(e->bank, &r->seq, r->tokens, r->n_tokens, max_tokens, m);
-    if (err == MX_E_FULL && mx_bank_evict(e->bank, 1) > 0) {
-        mx_seq_free(&r->seq);
-        mx_seq_init(&r->seq, e->pool, &r->root);
-        err = mx_bank_restore_cache(e->bank, &r->seq, r->tokens, r->n_tokens, max_tokens, m);
-    }
-    if (err != MX_OK && err != MX_E_FULL) {
-        mx_seq_free(&r->seq); /* no memory for the page list: compute instead */
-        mx_seq_init(&r->seq, e->pool, &r->root);
-    }
+    /* MX_E_FULL: the whole pages alone; MX_E_NOMEM: nothing. What is missing is computed. */
+    (void)mx_bank_restore_cache(e->bank, &r->seq, r->tokens, r->n_tokens, max_tokens, m);
     r->n_cold_pages = 0;
 }
 
@@ -227,7 +219,6 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
         uint32_t n_rows = i < job->n_full ? MX_PAGE_TOKENS : (uint32_t)job->tail_rows;
         mx_page *parent = r->seq.n_pages > 0 ? r->seq.pages[r->seq.n_pages - 1] : NULL;
         mx_page_link(page, parent, &r->root, tokens, n_rows);
-        page->is_stored = n_rows == MX_PAGE_TOKENS;
         tokens += n_rows;
         pages[i] = NULL;
         if (mx_seq_push_page(&r->seq, page, n_rows) != MX_OK) {

@@ -158,7 +158,7 @@ static mx_err store_page(mx_engine *e, mx_request *r, size_t index, uint32_t n_r
 {
     mx_page *page = r->seq.pages[index];
     bool is_full = n_rows == MX_PAGE_TOKENS;
-    if ((is_full && page->is_stored) || mx_cold_has_page(e->cold, id)) {
+    if ((is_full && page->is_queued) || mx_cold_has_page(e->cold, id)) {
         return MX_OK;
     }
     mx_ticket *t = new_ticket(MX_COLD_WRITE_PAGE, &r->root, 1);
@@ -174,7 +174,7 @@ static mx_err store_page(mx_engine *e, mx_request *r, size_t index, uint32_t n_r
     t->job.payload = page->payload;
     t->job.page_id = *id;
     MX_TRY(submit(e, t));
-    page->is_stored = page->is_stored || is_full;
+    page->is_queued = page->is_queued || is_full;
     return MX_OK;
 }
 
@@ -253,8 +253,8 @@ static void unlink_ticket(mx_engine *e, mx_ticket *t)
 static void complete(mx_engine *e, mx_ticket *t)
 {
     mx_request *r = t->request;
-    if (t->job.kind == MX_COLD_WRITE_PAGE && t->job.status != MX_OK) {
-        t->pages[0]->is_stored = false; /* offer it again with the next entry that uses it */
+    if (t->job.kind == MX_COLD_WRITE_PAGE) {
+        t->pages[0]->is_queued = false; /* from here on mx_cold_has_page knows, or it is offered again */
     }
     if (r == NULL) {
         return;

@@ -88,6 +88,7 @@ struct mx_engine {
     mx_kv_pool *pool;
     mx_bank *bank;
     mx_cold *cold;            /* NULL = off */
+    bool is_cold_stuck;       /* its threads could not be ended */
     mx_hash256 root;          /* without salt */
     size_t max_seq_tokens;
 
