@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: MIT
+"""The promise of the two tiers, seen from outside: where a prompt came from, and that the answer is
+the same wherever it came from."""
+
+import os
+import random
+import threading
+
+import pytest
+import requests
+
+from conftest import EXACT, run_mtplx, text_of
+
+
+def conversation(seed, n_words=110):
+    return [{"role": "system", "content": "You are a helpful storyteller. " + text_of(seed, n_words)},
+            {"role": "user", "content": "Tell me about the first thing in your notes."}]
+
+
+def test_cold_warm_restart_ssd_warm(start):
+    chat = conversation(1)
+    s = start(*EXACT)
+    cold = s.chat(chat, max_tokens=16)
+    warm = s.chat(chat, max_tokens=16)
+    assert (cold.mode, cold.cached) == ("cold", 0)
+    assert warm.mode == "warm_prefix" and warm.cached >= warm.prompt - 1
+    turn = chat + [{"role": "assistant", "content": cold.text}, {"role": "user", "content": "Go on."}]
+    second = s.chat(turn, max_tokens=16)
+    assert second.mode == "warm_prefix" and second.cached > cold.prompt - 8
+    assert s.stop() == 0
+    assert "[mtplx] shutdown: SSD session cache flushed\n" in s.log_lines
+
+    s = start(*EXACT)
+    from_disk = s.chat(chat, max_tokens=16)
+    promoted = s.chat(chat, max_tokens=16)
+    second_from_disk = s.chat(turn, max_tokens=16)
+    assert from_disk.mode == "ssd" and from_disk.cache["ssd_tokens"] >= cold.prompt - 64
+    assert promoted.mode == "warm_prefix" and promoted.cache["ssd_tokens"] == 0
+    assert second_from_disk.cached >= cold.prompt - 1
+    assert cold.text == warm.text == from_disk.text == promoted.text
+    assert second.text == second_from_disk.text
+    uncached = s.chat(turn, max_tokens=16, cache="off")
+    assert uncached.mode == "cold" and uncached.text == second.text
+
+
+def test_kill_9_after_the_answer(start):
+    chat = conversation(2)
+    s = start(*EXACT)
+    cold = s.chat(chat, max_tokens=12)
+    s.wait_durable()
+    s.kill()
+    s = start(*EXACT)
+    again = s.chat(chat, max_tokens=12)
+    warm = s.chat(chat, max_tokens=12)
+    assert (cold.mode, again.mode, warm.mode) == ("cold", "ssd", "warm_prefix")
+    assert cold.text == again.text == warm.text
+
+
+def test_defaults(start):
+    chat = conversation(3)
+    s = start()
+    cold = s.chat(chat)
+    warm = s.chat(chat)
+    assert (cold.mode, warm.mode) == ("cold", "warm_prefix")
+    assert s.stop() == 0
+    s = start()
+    again = s.chat(chat)
+    assert again.mode in ("ssd", "cold"), again.usage  # auto: computing may be cheaper
+    assert cold.text == warm.text == again.text
+    assert (s.home / ".mtplx/session_cache").stat().st_mode & 0o777 == 0o700
+    for folder, _, files in os.walk(s.home / ".mtplx/session_cache"):
+        assert os.stat(folder).st_mode & 0o777 == 0o700, folder
+        for f in files:
+            assert os.stat(os.path.join(folder, f)).st_mode & 0o777 == 0o600, f
+
+
+def test_off_touches_no_file(start):
+    chat = conversation(4)
+    s = start("--ssd-session-cache", "off")
+    s.chat(chat)
+    assert s.chat(chat).mode == "warm_prefix"
+    assert s.info()["ssd"] == {"mode": "off"}
+    assert s.stop() == 0
+    assert list(s.home.iterdir()) == []
+    s = start("--ssd-session-cache", "off")
+    assert s.chat(chat).mode == "cold"
+
+
+def test_write_only_does_not_read(start):
+    chat = conversation(5)
+    s = start("--ssd-session-cache", "write-only", *EXACT)
+    s.chat(chat)
+    assert s.stop() == 0
+    s = start("--ssd-session-cache", "write-only", *EXACT)
+    assert s.chat(chat).mode == "cold"
+    assert s.stop() == 0
+    s = start(*EXACT)
+    assert s.chat(chat).mode == "ssd"
+
+
+def test_edited_middle_message_reuses_the_stem(start):
+    s = start(*EXACT)
+    def chat(middle):
+        return conversation(6)[:1] + [{"role": "user", "content": "My name is " + middle},
+                                      {"role": "assistant", "content": "Nice to meet you."},
+                                      {"role": "user", "content": "What is my name?"}]
+    first = s.chat(chat("Robert, and I live in a small town by the sea."))
+    edited = s.chat(chat("Alice, and I live in a big city in the hills."))
+    assert first.mode == "cold"
+    assert edited.mode == "warm_prefix" and 100 < edited.cached < edited.prompt - 20, edited.usage
+    assert edited.cache["miss"]["token_index"] == edited.cached
+    assert edited.text == s.chat(chat("Alice, and I live in a big city in the hills."),
+                                 cache="off").text
+
+
+def test_cancelled_stream_is_reused(start):
+    s = start(*EXACT)
+    body = {"messages": conversation(7), "temperature": 0, "max_tokens": 400, "stream": True,
+            "ignore_eos": True}
+    with requests.post(s.url + "/v1/chat/completions", json=body, stream=True, timeout=60) as r:
+        for line in r.iter_lines():
+            if b'"content":"' in line and b'"role"' not in line:
+                break
+    s.wait_for("the cancelled request's end", lambda i: i["engine"]["n_running"] == 0)
+    again = s.chat(body["messages"], max_tokens=12)
+    assert again.mode == "warm_prefix" and again.cached >= again.prompt - 1
+    assert again.text == s.chat(body["messages"], max_tokens=12, cache="off").text
+
+
+def test_prefill_cut_short_is_resumed(start):
+    s = start("--prefill-chunk", "64", *EXACT)
+    messages = conversation(8, 900)
+    sock = s.open_socket({"messages": messages, "max_tokens": 1, "temperature": 0})
+    s.wait_for("two pages", lambda i: i["bank"]["pages"] >= 2)
+    sock.close()
+    s.wait_for("the cancelled request's end", lambda i: i["engine"]["n_running"] == 0)
+    n_pages = s.info()["bank"]["pages"]
+    again = s.chat(messages, max_tokens=6)
+    assert again.mode == "warm_prefix" and again.cached >= 64 * n_pages - 64, again.usage
+    assert again.text == s.chat(messages, max_tokens=6, cache="off").text
+
+
+def test_two_interleaved_conversations(start):
+    s = start(*EXACT)
+    chats = [conversation(9, 70), conversation(10, 70)]
+    for turn in range(3):
+        for chat in chats:
+            answer = s.chat(chat)
+            assert answer.text == s.chat(chat, cache="off").text
+            assert answer.mode == ("cold" if turn == 0 and chat is chats[0] else "warm_prefix")
+            if turn > 0:
+                assert answer.cached > 100, answer.usage
+            chat += [{"role": "assistant", "content": answer.text},
+                     {"role": "user", "content": f"And then, step {turn}?"}]
+
+
+def test_ten_parallel_streams(start):
+    s = start(*EXACT)
+    prompts = [f"Write one line about {text_of(20 + i, 12)}" for i in range(10)]
+    alone = [s.chat(p, cache="off", max_tokens=10).text for p in prompts]
+    together = [None] * 10
+
+    def run(i):
+        events = s.stream(prompts[i], max_tokens=10)
+        assert events[-1] == "[DONE]"
+        together[i] = "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(10)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert together == alone
+
+
+def test_cache_off_and_no_store(start):
+    s = start(*EXACT)
+    chat = conversation(11, 50)
+    assert s.chat(chat, cache="no-store").mode == "cold"
+    assert s.chat(chat, cache="no-store").mode == "cold"  # the first one left nothing
+    assert s.chat(chat).mode == "cold"
+    assert s.chat(chat, cache="no-store").mode == "warm_prefix"
+    off = s.chat(chat, cache="off")
+    assert (off.mode, off.cached) == ("cold", 0)
+    s.wait_durable()
+    files = s.info()["ssd"]["files"]
+    s.chat(conversation(12, 50), cache="no-store")
+    s.chat(conversation(12, 50), cache="off")
+    assert s.info()["ssd"]["files"] == files and s.info()["ssd"]["queued_jobs"] == 0
+
+
+def cache_files(home):
+    root = home / ".mtplx/session_cache"
+    return sorted(p for p in root.rglob("*") if p.suffix in (".page", ".session", ".state"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_damaged_files(start, tmp_path, damage):
+    chats = [conversation(100 + i, 62)[0:1] + [{"role": "user", "content": "Why?"}] for i in range(12)]
+    s = start(*EXACT)
+    texts = [s.chat(c, max_tokens=4).text for c in chats]
+    assert s.stop() == 0
+    files = cache_files(s.home)
+    rng = random.Random(7)
+    assert len(files) >= 20, files
+    damaged = rng.sample(files, 20)
+    for path in damaged:
+        data = bytearray(path.read_bytes())
+        if damage == "truncated":
+            del data[rng.randrange(len(data)):]
+        else:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+    s = start(*EXACT)
+    for chat, text in zip(chats, texts):
+        assert s.chat(chat, max_tokens=4).text == text, damage
+    assert s.get("/health").status_code == 200
+    quarantined = [p for p in (s.home / ".mtplx/session_cache").rglob("*") if "quarantine" in p.parts
+                   and p.is_file()]
+    assert quarantined, "nothing was quarantined"
+    assert s.info()["ssd"]["quarantined"] > 0
+    assert s.stop() == 0
+
+
+def test_unusable_folder_serves_from_ram(start, tmp_path):
+    blocked = tmp_path / "blocked"
+    if os.getuid() == 0:
+        blocked = "/sys/mtplx-cache"  # root may write everywhere else
+    else:
+        blocked.mkdir()
+        blocked.chmod(0o500)
+    s = start("--ssd-session-cache-dir", str(blocked), *EXACT)
+    chat = conversation(13, 50)
+    cold, warm = s.chat(chat), s.chat(chat)
+    assert (cold.mode, warm.mode) == ("cold", "warm_prefix") and cold.text == warm.text
+    ssd = s.info()["ssd"]
+    assert ssd["is_degraded"] and ssd["degraded_reason"]
+    assert s.stop() == 0
+    assert sum("warning" in line for line in s.log_lines) == 1, s.log
+
+
+def test_cache_rm(start):
+    s = start(*EXACT)
+    s.chat(conversation(14, 50))
+    assert s.stop() == 0
+    assert cache_files(s.home)
+    assert run_mtplx("cache", "rm", home=s.home).returncode == 2
+    done = run_mtplx("cache", "rm", "--all", home=s.home)
+    assert done.returncode == 0 and done.stdout.startswith("removed "), done
+    assert cache_files(s.home) == []
+    s = start(*EXACT)
+    assert s.chat(conversation(14, 50)).mode == "cold"
+
+
+def test_keys_do_not_see_each_others_prefixes(start):
+    s = start("--api-key", "key-one", "--api-key", "key-two", *EXACT)
+    body = {"messages": conversation(15, 60), "temperature": 0, "max_tokens": 4}
+    modes = []
+    for key in ("key-one", "key-two", "key-one", "key-two"):
+        r = s.post("/v1/chat/completions", body, headers={"Authorization": "Bearer " + key})
+        modes.append(r.json()["usage"]["cache_mode"])
+    assert modes == ["cold", "cold", "warm_prefix", "warm_prefix"]

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: MIT
+"""The server as a process: starting, refusing to start, limits, hang-ups, ending."""
+
+import signal
+import socket
+import threading
+import time
+
+import pytest
+import requests
+
+from conftest import EXACT, MODEL, run_mtplx, text_of
+
+LONG = {"messages": [{"role": "user", "content": "Tell me a very long story."}], "temperature": 0,
+        "max_tokens": 3000, "ignore_eos": True}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_health_is_503_until_ready(start):
+    port = free_port()
+    s = start("--ssd-session-cache", "off", port=port, wait=False)
+    seen = []
+    until = time.monotonic() + 60
+    while not seen or seen[-1] != 200:
+        assert time.monotonic() < until, seen
+        try:
+            r = requests.get(f"http://127.0.0.1:{port}/health", timeout=5)
+        except requests.ConnectionError:
+            continue
+        seen.append(r.status_code)
+        if r.status_code == 503:
+            assert r.json()["error"]["type"] == "unavailable_error" and r.headers["Retry-After"]
+            early = requests.post(f"http://127.0.0.1:{port}/v1/chat/completions", timeout=20, json={
+                "messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
+            assert early.status_code in (503, 200), early.text  # 200: it became ready in between
+    assert set(seen) == {503, 200}, "loading was never seen"
+    s.wait_ready()
+    assert s.chat("Hi", max_tokens=1).finish
+    text = "".join(s.out_lines)
+    assert "curl http://127.0.0.1:" in text and "/v1/chat/completions" in text
+
+
+def test_refuses_to_start(tmp_path):
+    rows = [
+        (["start", "--model", str(MODEL), "--host", "0.0.0.0"], {}, 2, "MTPLX_API_KEY"),
+        (["start"], {}, 1, "make start"),
+        (["start", "--model", str(tmp_path / "none.gguf")], {}, 1, "none.gguf"),
+        (["start", "--prot", "1"], {}, 2, "--prot"),
+        (["start", "--port", "banana"], {}, 2, "--port"),
+        (["start"], {"MTPLX_SESSION_LAZY_SNAPSHOT": "2"}, 2, "MTPLX_SESSION_LAZY_SNAPSHOT"),
+        (["start"], {"MTPLX_SESSION_SNAPSHOT_SETTLE": "x"}, 2, "MTPLX_SESSION_SNAPSHOT_SETTLE"),
+        (["start"], {"MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP": "-3"}, 2, "NEAR_PREFIX_MAX_TOKEN_GAP"),
+        (["start"], {"MTPLX_SESSION_BOUNDARY_TRUE_RESTORE": ""}, 2, "BOUNDARY_TRUE_RESTORE"),
+        (["frobnicate"], {}, 2, "no such command"),
+    ]
+    for args, env, code, words in rows:
+        done = run_mtplx(*args, home=tmp_path, env=env)
+        assert done.returncode == code and words in done.stderr, (args, env, done)
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(MODEL.read_bytes()[:100000])
+    done = run_mtplx("start", "--model", str(broken), "--port", "0", home=tmp_path)
+    assert done.returncode == 1 and "error" in done.stderr, done
+
+
+def test_port_in_use(shared, tmp_path):
+    done = run_mtplx("start", "--model", str(MODEL), "--port", str(shared.port), home=tmp_path)
+    assert done.returncode == 1 and str(shared.port) in done.stderr, done
+
+
+def test_small_commands(tmp_path):
+    assert run_mtplx("--version").stdout.startswith("mtplx ")
+    assert "--ssd-session-cache" in run_mtplx("help", "start").stdout
+    assert "--ssd-session-cache" in run_mtplx("start", "--help").stdout
+    assert "start" in run_mtplx("help").stdout
+    assert "best level" in run_mtplx("inspect", "--cpu").stdout
+    assert run_mtplx().returncode == 2
+
+
+def test_session_variables_are_shown(start):
+    s = start("--ssd-session-cache", "off", env={
+        "MTPLX_SESSION_LAZY_SNAPSHOT": "0", "MTPLX_SESSION_SNAPSHOT_SETTLE": "1",
+        "MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP": "3", "MTPLX_SESSION_BOUNDARY_TRUE_RESTORE": "0"})
+    assert list(s.info()["session"].values()) == [0, 1, 3, 0]
+    prompt = text_of(50, 80)
+    cold, warm = s.chat(prompt), s.chat(prompt)
+    assert warm.mode == "warm_prefix" and cold.text == warm.text
+
+
+def test_keys_origin_host(start):
+    s = start("--ssd-session-cache", "off", "--strict-model", "--allowed-origin", "https://good.example",
+              env={"MTPLX_API_KEY": "secret-one,secret-two"})
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    url = s.url + "/v1/chat/completions"
+    assert s.get("/health").status_code == 200
+    for headers, status in [
+        ({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer "}, 401),
+        ({"Authorization": "Bearer secret-on"}, 401), ({"Authorization": "Bearer secret-one,secret-two"}, 401),
+        ({"Authorization": "Bearer secret-one"}, 200), ({"Authorization": "Bearer secret-two"}, 200),
+        ({"x-api-key": "secret-two"}, 200), ({"api-key": "secret-two"}, 200),
+    ]:
+        r = requests.post(url, json=body, headers=headers, timeout=30)
+        assert r.status_code == status, (headers, r.text)
+        if status == 401:
+            assert r.json()["error"]["type"] == "authentication_error"
+    key = {"Authorization": "Bearer secret-one"}
+    assert s.get("/info").status_code == 401
+    assert "secret" not in s.get("/info", headers=key).text and "secret" not in s.log
+    for headers, ok in [({"Origin": "https://evil.example"}, False), ({"Origin": "null"}, False),
+                        ({"Origin": "https://good.example"}, True),
+                        ({"Origin": "http://localhost:3000"}, True), ({"Host": "evil.example"}, False),
+                        ({"Host": "localhost"}, True)]:
+        r = requests.post(url, json=body, headers={**key, **headers}, timeout=30)
+        assert (r.status_code == 200) == ok and r.status_code in (200, 403, 421), (headers, r.text)
+    pre = requests.options(url, headers={"Origin": "https://good.example",
+                                         "Access-Control-Request-Method": "POST"})
+    assert pre.status_code == 204
+    assert pre.headers["Access-Control-Allow-Origin"] in ("https://good.example", "*")
+    refused = requests.post(url, json={**body, "model": "gpt-4"}, headers=key)
+    assert refused.status_code == 404 and refused.json()["error"]["code"] == "model_not_found"
+    for name in ("mtplx", MODEL.stem, MODEL.name):
+        assert requests.post(url, json={**body, "model": name}, headers=key).status_code == 200
+
+
+def test_too_long_a_prompt(start):
+    s = start("--ctx", "256", *EXACT)
+    r = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": text_of(1, 400)}]})
+    error = r.json()["error"]
+    assert r.status_code == 400 and error["code"] == "context_length_exceeded", r.text
+    assert error["n_ctx"] == 256 and error["n_prompt_tokens"] > 256
+    assert f"request ({error['n_prompt_tokens']} tokens) exceeds the available context size" in error["message"]
+    assert "maximum context length is 256 tokens" in error["message"]
+    fits = s.chat(text_of(1, 150), max_tokens=100000, ignore_eos=True)
+    assert fits.finish == "length" and fits.prompt + fits.usage["completion_tokens"] == 256
+
+
+def hang_up_times(s, body, is_running):
+    times = []
+    for _ in range(3):
+        sock = s.open_socket(body)
+        s.wait_for("the request to run", is_running)
+        begin = time.monotonic()
+        sock.close()
+        s.wait_for("its end", lambda i: i["engine"]["n_running"] == 0)
+        times.append(time.monotonic() - begin)
+    return times
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_hang_up_cancels(shared, stream):
+    times = hang_up_times(shared, {**LONG, "stream": stream},
+                          lambda i: i["engine"]["n_running"] == 1)
+    assert min(times) < 0.1, times  # the best of three: the machine may be busy
+
+
+def test_hang_up_in_prefill_cancels(shared):
+    body = {"messages": [{"role": "user", "content": text_of(9, 3000)}], "max_tokens": 1, "cache": "off"}
+    times = hang_up_times(shared, body, lambda i: i["engine"]["n_running"] == 1)
+    assert min(times) < 0.1, times
+
+
+def test_slow_reader_stops_nobody_else(shared):
+    body = {**LONG, "max_tokens": 150, "stream": True, "logprobs": True, "top_logprobs": 20}
+    slow = shared.open_socket(body, rcvbuf=4096)
+    for i in range(3):
+        assert shared.chat(f"Hello {i}", max_tokens=4).finish
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        part = slow.recv(65536)
+        assert part, data[-200:]
+        data += part
+    slow.close()
+    assert b"data: [DONE]" in data and b'"finish_reason":"length"' in data
+    assert data.count(b'"bytes"') > 150 * 20
+
+
+def test_queue_full(start):
+    s = start("--max-running", "1", "--max-queued", "1", "--ssd-session-cache", "off")
+    first = s.open_socket({**LONG, "stream": True})
+    s.wait_for("one running", lambda i: i["engine"]["n_running"] == 1)
+    second = s.open_socket({**LONG, "stream": True})
+    s.wait_for("one queued", lambda i: i["engine"]["n_queued"] == 1)
+    third = s.post("/v1/chat/completions", LONG)
+    assert third.status_code == 503 and int(third.headers["Retry-After"]) > 0, third.text
+    assert third.json()["error"]["code"] == "queue_full"
+    second.close()
+    s.wait_for("the queue to empty", lambda i: i["engine"]["n_queued"] == 0)
+    assert s.info()["engine"]["n_running"] == 1  # cancelling a queued one leaves the running one
+    first.close()
+    s.wait_for("the end", lambda i: i["engine"]["n_running"] == 0)
+    assert s.chat("Hi", max_tokens=1).finish
+
+
+@pytest.mark.parametrize("number,code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_second_signal_ends_at_once(start, number, code):
+    s = start("--ssd-session-cache", "off", "--shutdown-drain", "60")
+    sock = s.open_socket({**LONG, "stream": True})
+    s.wait_for("one running", lambda i: i["engine"]["n_running"] == 1)
+    s.signal(number)
+    time.sleep(0.3)
+    assert s.process.poll() is None, "it did not wait for the running answer"
+    begin = time.monotonic()
+    assert s.stop(number) == code
+    assert time.monotonic() - begin < 2
+    sock.close()
+
+
+def test_shutdown_lets_answers_end(start):
+    s = start(*EXACT)
+    result = {}
+
+    def ask():
+        result["answer"] = s.chat("Count to twenty.", max_tokens=40, ignore_eos=True)
+
+    t = threading.Thread(target=ask)
+    t.start()
+    s.wait_for("one running", lambda i: i["engine"]["n_running"] == 1)
+    assert s.stop() == 0
+    t.join()
+    assert result["answer"].usage["completion_tokens"] == 40
+    assert "[mtplx] shutdown: SSD session cache flushed\n" in s.log_lines
+
+
+def test_shutdown_cancels_what_takes_too_long(start):
+    s = start("--shutdown-drain", "0", *EXACT)
+    sock = s.open_socket({**LONG, "stream": True})
+    s.wait_for("one running", lambda i: i["engine"]["n_running"] == 1)
+    assert s.stop(signal.SIGINT, timeout=15) == 0
+    data = b""
+    while part := sock.recv(65536):
+        data += part
+    assert b'data: {"error":' in data and b"[DONE]" not in data
+    assert "[mtplx] shutdown: SSD session cache flushed\n" in s.log_lines
+
+
+def test_log_line(start):
+    s = start(*EXACT)
+    prompt = text_of(60, 60)
+    s.chat(prompt)
+    s.chat(prompt)
+    s.post("/v1/chat/completions", {"messages": []})
+    time.sleep(0.2)
+    lines = [line for line in s.log_lines if line.startswith("[mtplx] request: ")]
+    assert len(lines) == 3, s.log
+    assert "status=200" in lines[0] and "cache_mode=cold ctx=0+0+" in lines[0]
+    assert "cache_mode=warm_prefix ctx=" in lines[1] and "finish=" in lines[1]
+    assert "status=400" in lines[2] and "param=messages" in lines[2]
+    assert "river" not in s.log and "stone" not in s.log
