@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * How long the SessionBank takes: storing, looking up and restoring prefixes of several lengths in
- * an empty and in a well filled bank; one page among 10,000 siblings; evicting. Prints microseconds,
- * asserts nothing about them.
+ * an empty and in a well filled bank; one page among 10,000 siblings; evicting. Prints
+ * microseconds, asserts nothing about them.
  *
  *   bench_bank [pages in the pool, default 20000]
  */
@@ -107,7 +107,8 @@ int main(int argc, char **argv)
         store(b, pool, first, MX_PAGE_TOKENS);
     }
     uint64_t t1 = mx_now_us();
-    printf("%zu other first pages stored, %.1f us each\n", n_fill, (double)(t1 - t0) / (double)n_fill);
+    printf("%zu other first pages stored, %.1f us each\n", n_fill,
+           (double)(t1 - t0) / (double)n_fill);
     measure_all(b, pool, tokens);
 
     t0 = mx_now_us();

@@ -4,8 +4,9 @@
  *
  * A sequence's sealed pages enter the tree chunk by chunk; a snapshot adds its tail page and an
  * entry. The tail stays shared with the sequence, which goes on writing behind the rows that the
- * entry sees (docs/decisions/0003-snapshot-settings.md). Room is made before anything is linked, and
- * the path of the sequence cannot be evicted meanwhile, because the sequence holds references to it.
+ * entry sees (docs/decisions/0003-snapshot-settings.md). Room is made before anything is linked,
+ * and the path of the sequence cannot be evicted meanwhile, because the sequence holds references
+ * to it.
  */
 #include "bank/bank_tree.h"
 
@@ -60,10 +61,10 @@ void mx_bank_destroy(mx_bank *b)
 
 /* ---- eviction --------------------------------------------------------------------------------- */
 
-/* Drops leaves, least valuable first, until the pool has n_free pages and the bank at most max_bytes,
- * or all that is left is pinned. A page to which anybody but the bank refers would not become free.
- * Such leaves are few (one per running sequence, and what the cold writer has in its queue); they are
- * set aside and go back. Returns how many pages were freed. */
+/* Drops leaves, least valuable first, until the pool has n_free pages and the bank at most
+ * max_bytes, or all that is left is pinned. A page to which anybody but the bank refers would not
+ * become free. Such leaves are few (one per running sequence, and what the cold writer has in its
+ * queue); they are set aside and go back. Returns how many pages were freed. */
 static size_t evict_until(mx_bank *b, size_t n_free, size_t max_bytes)
 {
     mx_bank_node *pinned = NULL;
@@ -133,7 +134,8 @@ void mx_bank_want_settle(mx_bank *b, mx_bank_node *node)
     }
 }
 
-/* A copy of the first n_rows rows of `from`, behind the page of `at`. The caller has the reference. */
+/* Makes `copy` (a fresh page, or NULL: nothing happens) the first n_rows rows of `from`, behind the
+ * page of `at`. Returns it. */
 static mx_page *copy_rows(mx_bank *b, mx_page *copy, const mx_bank_node *at, const mx_page *from,
                           uint32_t n_rows)
 {
@@ -155,7 +157,8 @@ bool mx_bank_idle(mx_bank *b)
             continue;
         }
         /* Not worth evicting anything for. */
-        mx_page *copy = copy_rows(b, mx_page_alloc(b->pool), node->parent, node->page, node->n_rows);
+        mx_page *copy = mx_page_alloc(b->pool);
+        copy_rows(b, copy, node->parent, node->page, node->n_rows);
         if (copy == NULL) {
             return false;
         }
@@ -262,8 +265,8 @@ mx_err mx_bank_insert_pages(mx_bank *b, mx_seq *seq)
     return e;
 }
 
-/* Finds or makes the node that holds the n_rows rows of the sequence's tail page, and makes room for
- * entry_bytes more. `at` is pinned by the sequence. */
+/* Finds or makes the node that holds the n_rows rows of the sequence's tail page, and makes room
+ * for entry_bytes more. `at` is pinned by the sequence. */
 static mx_err insert_tail(mx_bank *b, mx_bank_node *at, mx_page *tail, uint32_t n_rows,
                           size_t entry_bytes, mx_bank_node **out)
 {
@@ -315,7 +318,8 @@ static mx_bank_entry *new_entry(const mx_bank *b, mx_entry_kind kind, const floa
     return e;
 }
 
-/* Links the entry, or lets the one that exists at this point take over what is new. Takes over e. */
+/* Links the entry, or lets the one that exists at this point take over what is new. Takes over
+ * e. */
 static void put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_entry *e)
 {
     mx_bank_entry **link = &node->entries;
@@ -366,8 +370,9 @@ static mx_err refuse(mx_bank *b, const mx_seq *seq, size_t n_bytes, mx_errbuf *e
 {
     b->stats.refused_entries++;
     return mx_fail(eb, MX_E_FULL,
-                   "SessionBank: an entry of %zu tokens needs %zu KiB; the budget is %zu KiB, of which "
-                   "%zu KiB are held, in part by running requests. A larger KV memory budget keeps it",
+                   "SessionBank: an entry of %zu tokens needs %zu KiB; the budget is %zu KiB, of "
+                   "which %zu KiB are held, in part by running requests. A larger KV memory budget "
+                   "keeps it",
                    seq->n_tokens, n_bytes >> 10, b->cfg.max_bytes >> 10, b->stats.bytes >> 10);
 }
 

@@ -18,8 +18,8 @@ typedef struct mx_bank mx_bank;
 typedef struct mx_bank_entry mx_bank_entry;
 
 typedef struct mx_bank_config {
-    size_t max_bytes;          /* budget for pages held by the bank, entries and index included; pages
-                                * that a sequence shares count, too. 0 = bounded by the pool alone */
+    size_t max_bytes;          /* budget for pages held by the bank, entries and index included;
+                                * pages that a sequence shares count. 0 = bounded by the pool */
     uint32_t near_prefix_gap;  /* MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP */
     bool lazy_snapshot;        /* MTPLX_SESSION_LAZY_SNAPSHOT */
     bool settle_snapshot;      /* MTPLX_SESSION_SNAPSHOT_SETTLE */
@@ -29,7 +29,7 @@ typedef struct mx_bank_config {
 
 typedef enum mx_restore_kind {
     MX_RESTORE_NONE,
-    MX_RESTORE_EXACT_PREFIX, /* an entry ends inside or at the end of the prompt, and all of it is used */
+    MX_RESTORE_EXACT_PREFIX, /* an entry ends in or at the end of the prompt, and all is used */
     MX_RESTORE_BOUNDARY,     /* recurrent models only */
     MX_RESTORE_NEAR_PREFIX,  /* the entry is at most the gap longer than the common prefix */
     MX_RESTORE_STEM          /* a shared beginning */
@@ -42,7 +42,7 @@ typedef struct mx_bank_match {
     size_t n_tokens;        /* reused: the longest common prefix with anything in the tree */
     size_t n_full_pages;
     mx_restore_kind kind;
-    const float *hidden;    /* [n_hidden] of an entry that ends exactly at n (and n_tokens == n), else
+    const float *hidden;    /* [n_hidden] of an entry that ends exactly at n, if n_tokens == n; else
                              * NULL. Valid until the bank is changed */
     /* For the response: the longest stored continuation that diverged, where and with what. */
     bool diverged;          /* something stored goes on behind n_tokens with another token */
@@ -66,10 +66,11 @@ void mx_bank_destroy(mx_bank *b);
 mx_err mx_bank_insert_pages(mx_bank *b, mx_seq *seq);
 
 /* snapshot_cache: records an entry at the end of seq (references only; with lazy_snapshot off the
- * tail rows are copied at once). hidden: [n_hidden] or NULL. An entry at the same point is refreshed
- * (and keeps its hidden vector when this one is NULL). Includes mx_bank_insert_pages. MX_E_FULL =
- * does not fit the budget or the pool, MX_E_NOMEM: no entry is stored, though whole pages may be;
- * an entry that could never fit changes nothing at all. MX_E_INVALID: the sequence is empty. */
+ * tail rows are copied at once). hidden: [n_hidden] or NULL. An entry at the same point is
+ * refreshed (and keeps its hidden vector when this one is NULL). Includes mx_bank_insert_pages.
+ * MX_E_FULL = does not fit the budget or the pool, MX_E_NOMEM: no entry is stored, though whole
+ * pages may be; an entry that could never fit changes nothing at all. MX_E_INVALID: the sequence is
+ * empty. */
 mx_err mx_bank_snapshot_cache(mx_bank *b, mx_seq *seq, mx_entry_kind kind, const float *hidden,
                               mx_errbuf *eb);
 
@@ -82,13 +83,14 @@ void mx_bank_lookup(const mx_bank *b, const mx_hash256 *root, const int32_t *tok
  * of tokens[0..n-1], at most max_tokens of it. O(pages), no KV bytes move but the rows of the one
  * page that differs; not even those when the sequence uses all of a tail to which nobody else
  * appends. Makes room for that page itself (a match is never evicted to make room for it).
- * MX_E_FULL when the page for those rows cannot be had: then the whole pages alone were restored and
- * *out says so. MX_E_NOMEM: nothing restored. */
+ * MX_E_FULL when the page for those rows cannot be had: then the whole pages alone were restored
+ * and *out says so. MX_E_NOMEM: nothing restored. */
 mx_err mx_bank_restore_cache(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n,
                              size_t max_tokens, mx_bank_match *out);
 
 /* Frees pages leaf first, least valuable first (value = time to recompute x decayed uses / bytes),
- * until the pool can hand out n_pages or nothing more can go. Returns how many pages became free. */
+ * until the pool can hand out n_pages or nothing more can go. Returns how many pages became
+ * free. */
 size_t mx_bank_evict(mx_bank *b, size_t n_pages);
 /* Brings the bank under its budget. */
 void mx_bank_trim(mx_bank *b);

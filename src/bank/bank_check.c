@@ -37,7 +37,8 @@ static void check_children(const mx_bank_node *at)
         }
         uint32_t before = 0;
         for (const mx_bank_entry *e = child->entries; e != NULL; e = e->next) {
-            require(e->n_rows > before && e->n_rows <= child->n_rows, child, "entries out of order");
+            require(e->n_rows > before && e->n_rows <= child->n_rows, child,
+                    "entries out of order");
             require(e->n_rows > common, child, "an entry belongs into the sibling to the left");
             before = e->n_rows;
         }
@@ -66,7 +67,7 @@ static void check_page(const mx_bank_node *node)
 static void check_leaf(const mx_bank *b, const mx_bank_node *node)
 {
     size_t i = node->heap_at;
-    require((i != NOT_A_LEAF) == (node->n_children == 0), node, "leaf is not in the heap, or no leaf");
+    require((i != NOT_A_LEAF) == (node->n_children == 0), node, "a leaf is missing in the heap");
     if (i != NOT_A_LEAF) {
         require(i < b->n_leaves && b->leaves[i] == node, node, "wrong place in the heap");
         require(i == 0 || b->leaves[(i - 1) / 2]->value_log2 <= node->value_log2, node,

@@ -3,8 +3,8 @@
  * Finding the longest common prefix of a prompt with everything stored, and restoring it.
  *
  * Whole pages are followed from the root, by token equality. In the first page that differs, the
- * child that shares most tokens gives its first rows. Which of several equally good children does is
- * of no consequence: equal tokens, equal bits.
+ * child that shares most tokens gives its first rows. Which of several equally good children does
+ * is of no consequence: equal tokens, equal bits.
  */
 #include "bank/bank_tree.h"
 
@@ -17,8 +17,8 @@ enum {
     NEAR_VISITS = 64
 };
 
-/* A position in a tree: `common` tokens inside some child of `at`, behind n_tokens - common tokens in
- * whole pages. */
+/* A position in a tree: `common` tokens inside some child of `at`, behind n_tokens - common tokens
+ * in whole pages. */
 typedef struct place {
     mx_bank_node *at;
     size_t n_tokens;
@@ -219,7 +219,8 @@ static mx_err restore_pages(mx_bank *b, mx_bank_tree *tree, mx_seq *seq, const i
 {
     mx_bank_node *at = &tree->top;
     while (seq->n_tokens < limit) {
-        mx_child_hit hit = mx_node_find(at, tokens + seq->n_tokens, page_part(limit - seq->n_tokens));
+        const int32_t *next = tokens + seq->n_tokens;
+        mx_child_hit hit = mx_node_find(at, next, page_part(limit - seq->n_tokens));
         if (hit.common == 0) {
             break;
         }

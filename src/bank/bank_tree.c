@@ -6,9 +6,9 @@
  * always kept in the first of them, so that it can be found again and never exists twice. When a
  * sibling comes or goes, entries move to or from the right-hand neighbour only.
  *
- *   children:   [ 5 1 .. ]  [ 5 2 7 .. ]  [ 5 2 9 .. ]      an entry that ends behind "5 2" lives in
- *                                ^                          the second child; if that is evicted, the
- *                                                           third takes it
+ *   children:   [ 5 1 .. ]  [ 5 2 7 .. ]  [ 5 2 9 .. ]     an entry that ends behind "5 2" lives
+ *                                ^                         in the second child; if that is evicted,
+ *                                                          the third takes it
  */
 #include "bank/bank_tree.h"
 
@@ -236,9 +236,9 @@ mx_bank_node *mx_leaf_pop(mx_bank *b)
     return node;
 }
 
-/* Value of a leaf = time to recompute it x decayed uses / bytes. All uses decay at the same rate, so
- * the order of two leaves does not change while time passes; with logarithms and the time of a use
- * added instead of the age subtracted, a value can be computed once and kept in a heap. */
+/* Value of a leaf = time to recompute it x decayed uses / bytes. All uses decay at the same rate,
+ * so the order of two leaves does not change while time passes; with logarithms and the time of a
+ * use added instead of the age subtracted, a value can be computed once and kept in a heap. */
 static double value_of(const mx_bank *b, const mx_bank_node *node)
 {
     size_t n_bytes = mx_kv_pool_page_bytes(b->pool) + sizeof *node;
@@ -403,8 +403,8 @@ void mx_node_drop(mx_bank *b, mx_bank_node *node)
     }
     leaf_remove(b, node);
     settle_list_remove(b, node);
-    memmove(at->children + i, at->children + i + 1, (at->n_children - i - 1) * sizeof *at->children);
     at->n_children--;
+    memmove(at->children + i, at->children + i + 1, (at->n_children - i) * sizeof *at->children);
     b->n_nodes--;
     b->stats.n_pages--;
     b->stats.evicted_pages++;

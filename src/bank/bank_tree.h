@@ -7,9 +7,9 @@
  * shorter is a point inside the longer one. Entries are points (node, row).
  *
  * Children are sorted by their token ids. That one order answers both questions of a lookup in
- * O(log children): is there a child with exactly these 64 tokens, and which child shares most tokens
- * with them (one of the two neighbours of the place where they would be inserted). No hash is
- * involved, so no collision, accidental or made on purpose, can confuse two prefixes, and 10,000
+ * O(log children): is there a child with exactly these 64 tokens, and which child shares most
+ * tokens with them (one of the two neighbours of the place where they would be inserted). No hash
+ * is involved, so no collision, accidental or made on purpose, can confuse two prefixes, and 10,000
  * different first pages cost 14 comparisons. Inserting moves pointers, 8 bytes a sibling.
  *
  * Owned by the engine thread, as everything in the bank.
@@ -72,14 +72,14 @@ static const size_t NOT_A_LEAF = SIZE_MAX;
 
 /* Where n tokens (1..64) belong among the children of a node. */
 typedef struct mx_child_hit {
-    size_t lower;       /* index of the first child that is not less than them (they may begin it) */
-    mx_bank_node *best; /* a child that shares most tokens with them; NULL when there are no children */
+    size_t lower;       /* index of the first child not less than them (they may begin it) */
+    mx_bank_node *best; /* a child that shares most tokens with them; NULL without children */
     uint32_t common;    /* how many, 0..n */
 } mx_child_hit;
 
 mx_child_hit mx_node_find(const mx_bank_node *at, const int32_t *tokens, uint32_t n);
-/* The child in which an entry that ends behind `tokens` has its place: the first of those that begin
- * with them. NULL when there is none. */
+/* The child in which an entry that ends behind `tokens` has its place: the first of those that
+ * begin with them. NULL when there is none. */
 mx_bank_node *mx_node_home(const mx_bank_node *at, const int32_t *tokens, uint32_t n);
 mx_bank_entry *mx_node_entry(const mx_bank_node *node, uint32_t n_rows); /* or NULL */
 uint32_t mx_tokens_common(const int32_t *a, uint32_t n_a, const int32_t *b, uint32_t n_b);
@@ -88,14 +88,16 @@ mx_bank_tree *mx_tree_get(const mx_bank *b, const mx_hash256 *root); /* or NULL 
 mx_err mx_tree_add(mx_bank *b, const mx_hash256 *root, mx_bank_tree **out);
 void mx_tree_drop_if_empty(mx_bank *b, mx_bank_tree *tree);
 
-/* A new child with its own reference on the page; entries that now have their place in it move over.
- * The caller knows that neither is the beginning of the other for any sibling. */
-mx_err mx_node_add(mx_bank *b, mx_bank_node *at, mx_page *page, uint32_t n_rows, mx_bank_node **out);
+/* A new child with its own reference on the page; entries that now have their place in it move
+ * over. The caller knows that neither is the beginning of the other for any sibling. */
+mx_err mx_node_add(mx_bank *b, mx_bank_node *at, mx_page *page, uint32_t n_rows,
+                   mx_bank_node **out);
 /* Bytes that mx_node_add takes at most (the doubling of the children's array included). */
 size_t mx_node_add_bytes(const mx_bank *b, const mx_bank_node *at);
 /* The node holds another page (taking over the caller's reference) or more rows of the same one. */
 void mx_node_set_page(mx_bank *b, mx_bank_node *node, mx_page *page, uint32_t n_rows);
-/* Removes a leaf. Entries that a sibling can hold move there, the others are dropped and counted. */
+/* Removes a leaf. Entries that a sibling can hold move there, the others are dropped and
+ * counted. */
 void mx_node_drop(mx_bank *b, mx_bank_node *node);
 /* Counts a use of the node now. */
 void mx_node_touch(mx_bank *b, mx_bank_node *node);

@@ -3,17 +3,18 @@
  * kv.h: KV pages and sequences, the one unit of both tiers.
  *
  * A page holds the keys and values of MX_PAGE_TOKENS consecutive tokens for all layers:
- * [layer][kv_head][K tile | V tile], a multiple of 4 KiB. Its bytes in RAM are its bytes on disk.
- * A full page is sealed: immutable, reference-counted, shared. Of a partial page the rows below any
+ * [layer][kv_head][K tile | V tile], a multiple of 4 KiB. Its bytes in RAM are its bytes on disk. A
+ * full page is sealed: immutable, reference-counted, shared. Of a partial page the rows below any
  * holder's count are immutable, rows above are invisible to it, and exactly one sequence (the
- * appender) may write the next row; every other fork copies the rows it needs into a page of its own.
+ * appender) may write the next row; every other fork copies the rows it needs into a page of its
+ * own.
  *
  * Ownership and threads: pool, pages and sequences belong to the engine thread. Other threads may
  * read committed payload rows, their tokens, and index of a page on which a reference is held for
  * them (id, too, once the page is sealed); the compute pool writes reserved rows on the engine's
  * behalf. Everything else in a page, reference counts and the parent pointer above all, is read and
- * changed on the engine thread only: a parent may be exchanged for another page object with the same
- * identity (the bank does that when it removes a duplicate).
+ * changed on the engine thread only: a parent may be exchanged for another page object with the
+ * same identity (the bank does that when it removes a duplicate).
  */
 #ifndef MX_KV_H
 #define MX_KV_H
@@ -56,26 +57,30 @@ struct mx_page {
 typedef struct mx_kv_pool mx_kv_pool;
 
 /* Reserves address space for max_pages; memory is committed and pre-faulted slab by slab. */
-mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages, mx_errbuf *eb);
+mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages,
+                         mx_errbuf *eb);
 void mx_kv_pool_destroy(mx_kv_pool *p); /* all pages must have been released: asserted */
 const mx_kv_shape *mx_kv_pool_shape(const mx_kv_pool *p);
 size_t mx_kv_pool_page_bytes(const mx_kv_pool *p);
+/* Falls to what could be committed (with a warning) when the system runs out of memory. */
 size_t mx_kv_pool_max(const mx_kv_pool *p);
 size_t mx_kv_pool_used(const mx_kv_pool *p);
 
-/* A zeroed page (payload and fields) with one reference, no parent; NULL when the pool is exhausted.
- * Never uses the heap. Zeroing happens here and not when a page is given back: a finished request returns hundreds of
- * pages at once, between two tokens of everybody else, but pages are taken one per 64 tokens. */
+/* A zeroed page (payload and fields) with one reference, no parent; NULL when the pool is
+ * exhausted. Never uses the heap. Zeroing happens here and not when a page is given back: a
+ * finished request returns hundreds of pages at once, between two tokens of everybody else, but
+ * pages are taken one per 64 tokens. */
 mx_page *mx_page_alloc(mx_kv_pool *p);
-/* Idle work: zeroes one recycled page ahead of its next use. True when something was done. */
+/* Idle work: zeroes one recycled page ahead of its next use, or commits the next slab when no page
+ * is left. True when something was done. */
 bool mx_kv_pool_idle(mx_kv_pool *p);
 mx_page *mx_page_ref(mx_page *page); /* returns page */
 /* Drops a reference; the last one drops the parent's (iteratively) and recycles the memory. */
 void mx_page_unref(mx_kv_pool *p, mx_page *page); /* NULL is allowed */
 
-/* Makes a fresh page (no rows yet) the continuation of `parent` (NULL: the first page of `root`), of
- * which a reference is taken, with n_rows committed rows whose payload the caller has filled in or
- * fills in before anybody else sees the page. A page of 64 rows is sealed. */
+/* Makes a fresh page (no rows yet) the continuation of `parent` (NULL: the first page of `root`),
+ * of which a reference is taken, with n_rows committed rows whose payload the caller has filled in
+ * or fills in before anybody else sees the page. A page of 64 rows is sealed. */
 void mx_page_link(mx_page *page, mx_page *parent, const mx_hash256 *root, const int32_t *tokens,
                   uint32_t n_rows);
 
@@ -89,16 +94,18 @@ void mx_page_copy_rows(const mx_kv_shape *s, uint8_t *dst, const uint8_t *src, u
  * the K tile as [head_dim][n_rows], then the V tile as [n_rows][head_dim]. unpack leaves the other
  * rows as they are. */
 void mx_page_pack_rows(const mx_kv_shape *s, uint8_t *out, const uint8_t *payload, uint32_t n_rows);
-void mx_page_unpack_rows(const mx_kv_shape *s, uint8_t *payload, const uint8_t *in, uint32_t n_rows);
+void mx_page_unpack_rows(const mx_kv_shape *s, uint8_t *payload, const uint8_t *in,
+                         uint32_t n_rows);
 
-/* Test hook: fills all rows from n_rows on with NaN patterns (every bit set). Nothing may notice. */
+/* Test hook: fills all rows from n_rows on with NaN patterns (every bit set). Nothing may
+ * notice. */
 void mx_page_poison_tail(const mx_kv_shape *s, mx_page *page);
 /* Test hook: from now on mx_page_alloc hands out NaN patterns instead of zeros. */
 void mx_kv_pool_set_poison(mx_kv_pool *p, bool on);
 
-/* SHA-256 over (domain tag, root, parent identity, layer group 0, n_tokens, token ids), that is over
- * "mtplx page v1" padded with NUL to 16 bytes, 32 bytes, 32 bytes, u32, u32, n x i32, little endian.
- * parent_id is the root itself for the first page. This is the name of a page on disk. */
+/* SHA-256 over (domain tag, root, parent identity, layer group 0, n_tokens, token ids), that is
+ * over "mtplx page v1" padded with NUL to 16 bytes, 32 bytes, 32 bytes, u32, u32, n x i32, little
+ * endian. parent_id is the root itself for the first page. This is the name of a page on disk. */
 mx_hash256 mx_page_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
                             const int32_t *tokens, uint32_t n_tokens);
 
@@ -119,9 +126,10 @@ typedef struct mx_seq {
 void mx_seq_init(mx_seq *s, mx_kv_pool *pool, const mx_hash256 *root);
 void mx_seq_free(mx_seq *s); /* drops all references; safe on a zeroed struct */
 
-/* Makes rows for (at least) n_new tokens behind n_tokens writable: takes the append right of the last
- * page or copies its rows, allocates pages. What is reserved already counts. MX_E_FULL (nothing
- * changed but what was already reserved) when the pool is exhausted, MX_E_NOMEM likewise. */
+/* Makes rows for (at least) n_new tokens behind n_tokens writable: takes the append right of the
+ * last page or copies its rows, allocates pages. What is reserved already counts. MX_E_FULL
+ * (nothing changed but what was already reserved) when the pool is exhausted, MX_E_NOMEM
+ * likewise. */
 mx_err mx_seq_reserve(mx_seq *s, size_t n_new);
 /* The n_new tokens' rows have been written: they become part of the sequence; full pages are sealed
  * and get their identity. n_new <= reserved. */

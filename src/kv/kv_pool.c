@@ -5,17 +5,18 @@
  *   | committed, in use or on a free list      | reserved only (PROT_NONE)                |
  *   ^ base (2 MiB aligned)                     ^ base + committed_bytes                   ^ max
  *
- * Why not malloc per page: a payload is a megabyte or more, so each would be its own mapping, faulted
- * in by the forward pass 4 KiB at a time. Here memory is committed in slabs of at least SLAB_BYTES,
- * populated by one system call, in huge pages where the kernel has them, and never given back: the
- * budget was granted to the pool. Page structs live in one array beside it (untouched parts of which
- * cost no memory), so that taking a page never goes to the heap.
+ * Why not malloc per page: a payload is a megabyte or more, so each would be its own mapping,
+ * faulted in by the forward pass 4 KiB at a time. Here memory is committed in slabs of at least
+ * SLAB_BYTES, populated by one system call, in huge pages where the kernel has them, and never
+ * given back: the budget was granted to the pool. Page structs live in one array beside it
+ * (untouched parts of which cost no memory), so that taking a page never goes to the heap.
  *
- * Recycled pages wait on the dirty list and are zeroed when they are taken or, better, by idle work.
- * Under AddressSanitizer the payload of a free page may not be touched.
+ * Recycled pages wait on the dirty list and are zeroed when they are taken or, better, by idle
+ * work. Under AddressSanitizer the payload of a free page may not be touched.
  */
 #include "kv/kv.h"
 
+#include "base/log.h"
 #include "base/mem.h"
 
 #include <assert.h>
@@ -74,7 +75,8 @@ struct mx_kv_pool {
     bool poison;
 };
 
-mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages, mx_errbuf *eb)
+mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages,
+                         mx_errbuf *eb)
 {
     *out = NULL;
     size_t page_bytes = mx_kv_page_bytes(shape);
@@ -101,7 +103,8 @@ mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_
         mx_free(p);
         return mx_fail(eb, MX_E_NOMEM, "KV pool: no memory for %zu page records", max_pages);
     }
-    void *map = mmap(NULL, p->map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *map = mmap(NULL, p->map_bytes, PROT_NONE, flags, -1, 0);
     if (map == MAP_FAILED) {
         int saved = errno;
         mx_free(p->pages);
@@ -171,7 +174,8 @@ static bool populate(uint8_t *at, size_t n_bytes)
     return true;
 }
 
-/* Commits the next slab, at least one page of it. False when the system has no memory. */
+/* Commits the next slab, at least one page of it. False when the system has no memory: then the
+ * pool ends where it is, so that "full" and "evict until there is room" mean what they say. */
 static bool commit_slab(mx_kv_pool *p)
 {
     size_t want = mx_round_up((p->n_known + 1) * p->page_bytes, HUGE_PAGE);
@@ -181,6 +185,10 @@ static bool commit_slab(mx_kv_pool *p)
     size_t n_bytes = want - p->committed_bytes;
     if (n_bytes > 0) {
         if (mprotect(at, n_bytes, PROT_READ | PROT_WRITE) != 0 || !populate(at, n_bytes)) {
+            mx_log(MX_LOG_WARN, "kv_pool_limited: reason=\"%s\" pages=%zu configured=%zu (a "
+                   "smaller KV memory budget avoids this)", strerror(errno), p->n_known,
+                   p->max_pages);
+            p->max_pages = p->n_known;
             return false;
         }
         p->committed_bytes = want;
@@ -237,7 +245,7 @@ mx_page *mx_page_alloc(mx_kv_pool *p)
 bool mx_kv_pool_idle(mx_kv_pool *p)
 {
     if (p->dirty == NULL) {
-        return false;
+        return p->clean == NULL && p->n_known < p->max_pages && commit_slab(p);
     }
     mx_page *page = pop(&p->dirty);
     SHOW(page->payload, p->page_bytes);
@@ -325,7 +333,8 @@ void mx_kv_pool_check(const mx_kv_pool *p)
         }
         n_used++;
         require(page->n_rows <= MX_PAGE_TOKENS, p, page, "too many rows");
-        require(!page->has_appender || page->n_rows < MX_PAGE_TOKENS, p, page, "sealed but writable");
+        require(!page->has_appender || page->n_rows < MX_PAGE_TOKENS, p, page,
+                "sealed but writable");
         require((page->parent == NULL) == (page->index == 0) || page->n_rows == 0, p, page,
                 "parent does not fit the index");
         if (page->parent != NULL) {

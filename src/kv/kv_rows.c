@@ -4,9 +4,9 @@
  *
  *   payload: [layer][kv_head] { K tile [head_dim][64] | V tile [64][head_dim] }, padded to 4 KiB
  *
- * A token is a column of the K tile and a row of the V tile, so the first n tokens are head_dim short
- * runs in the one and a single run in the other. Rows are moved as bytes; their type matters only
- * for its size.
+ * A token is a column of the K tile and a row of the V tile, so the first n tokens are head_dim
+ * short runs in the one and a single run in the other. Rows are moved as bytes; their type matters
+ * only for its size.
  */
 #include "kv/kv.h"
 
@@ -129,7 +129,8 @@ void mx_page_poison_tail(const mx_kv_shape *s, mx_page *page)
             uint8_t *k = mx_page_k_tile(s, page->payload, layer, head);
             uint8_t *v = mx_page_v_tile(s, page->payload, layer, head);
             for (uint32_t d = 0; d < s->head_dim; d++) {
-                memset(k + (d * MX_PAGE_TOKENS + keep) * elem, 0xFF, (MX_PAGE_TOKENS - keep) * elem);
+                memset(k + (d * MX_PAGE_TOKENS + keep) * elem, 0xFF,
+                       (MX_PAGE_TOKENS - keep) * elem);
             }
             memset(v + keep * s->head_dim * elem, 0xFF,
                    (MX_PAGE_TOKENS - keep) * s->head_dim * elem);

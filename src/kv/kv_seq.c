@@ -6,8 +6,9 @@
  *                                  ^ may be shared                  ^ always ours alone
  *
  * Only the tail can be both shared and written to, and only by whoever holds its append right: rows
- * below anybody's count never change, rows above are invisible. A sequence that sees fewer rows than
- * the page has, or comes second, copies its rows when (and only when) it wants to go on writing.
+ * below anybody's count never change, rows above are invisible. A sequence that sees fewer rows
+ * than the page has, or comes second, copies its rows when (and only when) it wants to go on
+ * writing.
  */
 #include "kv/kv.h"
 
@@ -41,7 +42,8 @@ static void drop_right(mx_seq *s)
     }
 }
 
-/* Shortens the page list to n, last page first, so that a parent outlives its child's entry here. */
+/* Shortens the page list to n, last page first, so that a parent outlives its child's entry
+ * here. */
 static void drop_pages(mx_seq *s, size_t n)
 {
     while (s->n_pages > n) {

@@ -74,7 +74,8 @@ static mx_bank_match lookup(const fixture *f, const int32_t *tokens, size_t n)
     return m;
 }
 
-static mx_bank_match restore(const fixture *f, mx_seq *s, const int32_t *tokens, size_t n, size_t max)
+static mx_bank_match restore(const fixture *f, mx_seq *s, const int32_t *tokens, size_t n,
+                             size_t max)
 {
     mx_bank_match m;
     mx_seq_init(s, f->pool, &root_a);
@@ -88,8 +89,8 @@ static mx_bank_match restore(const fixture *f, mx_seq *s, const int32_t *tokens,
 static void assert_match(mx_bank_match m, size_t n_tokens, mx_restore_kind kind)
 {
     if (m.n_tokens != n_tokens || m.kind != kind) {
-        fail_msg("expected %zu tokens, %s; got %zu tokens, %s", n_tokens, mx_restore_kind_name(kind),
-                 m.n_tokens, mx_restore_kind_name(m.kind));
+        fail_msg("expected %zu tokens, %s; got %zu tokens, %s", n_tokens,
+                 mx_restore_kind_name(kind), m.n_tokens, mx_restore_kind_name(m.kind));
     }
 }
 

@@ -3,10 +3,10 @@
  * Random histories of the SessionBank against a model that keeps every stored token list as a plain
  * list and finds prefixes by comparing with all of them.
  *
- * After every step: all invariant walkers; every stored page and entry is in the model; everything in
- * the model is stored, unless pages were evicted in this step (then the model follows); the number of
- * pages is that of distinct ones; each reference of each page has an owner. Rows are made from the
- * hash of their token prefix, so a row from elsewhere does not go unnoticed.
+ * After every step: all invariant walkers; every stored page and entry is in the model; everything
+ * in the model is stored, unless pages were evicted in this step (then the model follows); the
+ * number of pages is that of distinct ones; each reference of each page has an owner. Rows are made
+ * from the hash of their token prefix, so a row from elsewhere does not go unnoticed.
  */
 #include "kv/kv_help.h"
 
@@ -42,7 +42,8 @@ typedef struct run {
     int32_t t[MAX_TOKENS]; /* [seq.n_tokens] */
 } run;
 
-/* The number of children of a page is counted by mx_kv_pool_check, which release builds leave out. */
+/* The number of children of a page is counted by mx_kv_pool_check, which release builds leave
+ * out. */
 #ifdef MX_CHECK
 static const bool can_count_refs = true;
 #else
@@ -95,7 +96,8 @@ static float hidden_of(const int32_t *t, size_t n, int i)
     return (float)(help_prefix_hash(t, n) >> 40) + (float)i;
 }
 
-static list *model_add(world *w, int root, const int32_t *t, size_t n, bool is_entry, bool has_hidden)
+static list *model_add(world *w, int root, const int32_t *t, size_t n, bool is_entry,
+                       bool has_hidden)
 {
     for (size_t i = 0; i < w->n_model; i++) {
         list *l = &w->model[i];
@@ -136,8 +138,8 @@ static void see_point(void *arg, const mx_bank_point *p)
 static void require_refs(void *arg, const mx_bank_point *p)
 {
     world *w = arg;
-    EXPECT(w, !can_count_refs || p->page->refs == p->page->n_seen, "a stored page has %u references, %u are known",
-           p->page->refs, p->page->n_seen);
+    EXPECT(w, !can_count_refs || p->page->refs == p->page->n_seen,
+           "a stored page has %u references, %u are known", p->page->refs, p->page->n_seen);
 }
 
 /* How many pages hold all that is stored when nothing is there twice: prefixes cut at pages, except
@@ -183,8 +185,8 @@ static void follow(world *w)
     for (int i = 0; i < N_SEQS; i++) {
         for (size_t k = 0; k < w->runs[i].seq.n_pages; k++) {
             const mx_page *page = w->runs[i].seq.pages[k];
-            EXPECT(w, !can_count_refs || page->refs == page->n_seen, "a page has %u references, %u are known",
-                   page->refs, page->n_seen);
+            EXPECT(w, !can_count_refs || page->refs == page->n_seen,
+                   "a page has %u references, %u are known", page->refs, page->n_seen);
         }
     }
     mx_bank_walk(w->bank, require_refs, w);
@@ -312,7 +314,8 @@ static void step_restore(world *w, run *r)
 
     mx_bank_match m;
     mx_bank_lookup(w->bank, &w->roots[r->root], t, n, &m);
-    EXPECT(w, m.n_tokens == lcp, "lookup of %zu tokens finds %zu, expected %zu", n, m.n_tokens, lcp);
+    EXPECT(w, m.n_tokens == lcp, "lookup of %zu tokens finds %zu, expected %zu", n, m.n_tokens,
+           lcp);
     check_match(w, r->root, t, n, &m);
 
     size_t max = pick(w, 3) == 0 ? n : pick(w, 4) == 0 ? pick(w, (uint32_t)n + 1) : n - 1;
@@ -320,8 +323,8 @@ static void step_restore(world *w, run *r)
     mx_err e = mx_bank_restore_cache(w->bank, &r->seq, t, n, max, &m);
     if (e == MX_E_FULL) {
         w->n_full++;
-        EXPECT(w, expected % MX_PAGE_TOKENS > 0 && mx_kv_pool_used(w->pool) == mx_kv_pool_max(w->pool),
-               "full without a reason");
+        EXPECT(w, expected % MX_PAGE_TOKENS > 0, "full without a reason");
+        EXPECT(w, mx_kv_pool_used(w->pool) == mx_kv_pool_max(w->pool), "full, but the pool is not");
         expected -= expected % MX_PAGE_TOKENS;
     } else {
         EXPECT(w, e == MX_OK, "restore: %s", mx_err_name(e));

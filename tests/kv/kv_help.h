@@ -95,7 +95,8 @@ MX_INLINE mx_err help_feed(mx_seq *s, const int32_t *tokens, size_t n)
     uint64_t h = help_prefix_hash(tokens, from);
     for (size_t i = from; i < n; i++) {
         h = help_extend(h, tokens[i]);
-        help_write_row(mx_kv_pool_shape(s->pool), help_page_of(s, i)->payload, i % MX_PAGE_TOKENS, h);
+        help_write_row(mx_kv_pool_shape(s->pool), help_page_of(s, i)->payload, i % MX_PAGE_TOKENS,
+                       h);
     }
     mx_seq_commit(s, tokens + from, n - from);
     return MX_OK;

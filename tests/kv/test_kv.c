@@ -7,6 +7,7 @@
 #include "base/mem.h"
 
 #include <stdlib.h>
+#include <sys/resource.h>
 
 static const mx_kv_shape f16_shape = {2, 2, 4, MX_KV_F16};
 static const mx_kv_shape f32_shape = {3, 1, 6, MX_KV_F32};
@@ -114,7 +115,8 @@ static void test_rows_move(void **state)
     check_rows_move(&f32_shape);
 }
 
-/* The packed form is what docs/file-format.md says: tile after tile, K [head_dim][n], V [n][head_dim]. */
+/* The packed form is what docs/file-format.md says: tile after tile, K [head_dim][n], V
+ * [n][head_dim]. */
 static void test_packed_layout(void **state)
 {
     (void)state;
@@ -220,6 +222,8 @@ static void test_slabs(void **state)
     mx_kv_pool *pool = make_pool(&s, N);
     mx_page *pages[N];
     assert_int_equal(mx_kv_pool_max(pool), N);
+    assert_true(mx_kv_pool_idle(pool)); /* the first slab ahead of its use */
+    assert_false(mx_kv_pool_idle(pool));
     for (int i = 0; i < N; i++) {
         pages[i] = mx_page_alloc(pool);
         assert_non_null(pages[i]);
@@ -228,11 +232,49 @@ static void test_slabs(void **state)
         mx_kv_pool_check(pool);
     }
     assert_null(mx_page_alloc(pool));
+    assert_false(mx_kv_pool_idle(pool)); /* nothing left to commit */
     for (int i = 0; i < N; i++) {
         assert_memory_equal(pages[i]->payload, &i, sizeof i);
         assert_memory_equal(pages[i]->payload + mx_kv_page_bytes(&s) - sizeof i, &i, sizeof i);
         mx_page_unref(pool, pages[i]);
     }
+    mx_kv_pool_destroy(pool);
+}
+
+/* The system refuses memory: the pool ends there, and goes on working with what it has. */
+static void test_system_without_memory(void **state)
+{
+    (void)state;
+    const mx_kv_shape s = {8, 2, 64, MX_KV_F32}; /* 512 KiB a page */
+    enum { N = 400 };
+    mx_kv_pool *pool = make_pool(&s, N);
+    mx_page *pages[N];
+    size_t n = 0;
+    unsigned long long data_pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    struct rlimit old, low;
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*u %*u %*u %*u %*u %llu", &data_pages), 1);
+    fclose(f);
+    assert_int_equal(getrlimit(RLIMIT_DATA, &old), 0);
+    low = old;
+    low.rlim_cur = data_pages * 4096 + (40u << 20); /* two slabs of 16 MiB */
+    assert_int_equal(setrlimit(RLIMIT_DATA, &low), 0);
+    while (n < N && (pages[n] = mx_page_alloc(pool)) != NULL) {
+        n++;
+    }
+    assert_int_equal(setrlimit(RLIMIT_DATA, &old), 0);
+    if (n < 32 || n > 80) {
+        fail_msg("expected the pages of one or two slabs (32 or 64), got %zu", n);
+    }
+    assert_int_equal(mx_kv_pool_max(pool), n);
+    mx_kv_pool_check(pool);
+    while (n > 0) {
+        mx_page_unref(pool, pages[--n]);
+    }
+    assert_non_null(pages[0] = mx_page_alloc(pool));
+    mx_page_unref(pool, pages[0]);
+    mx_kv_pool_check(pool);
     mx_kv_pool_destroy(pool);
 }
 
@@ -311,7 +353,8 @@ static void test_append(void **state)
     mx_kv_pool_destroy(pool);
 }
 
-/* Two forks of one tail: the first writes in place, the second copies, and neither sees the other. */
+/* Two forks of one tail: the first writes in place, the second copies, and neither sees the
+ * other. */
 static void test_append_right(void **state)
 {
     (void)state;
@@ -334,6 +377,9 @@ static void test_append_right(void **state)
     assert_int_equal(mx_kv_pool_used(pool), 2);
 
     mx_page *tail = a.pages[1];
+    assert_int_equal(mx_seq_reserve(&a, 10), MX_OK);
+    assert_int_equal(mx_seq_reserve(&b, 1), MX_OK); /* as many rows, but a writes there */
+    assert_ptr_not_equal(b.pages[1], tail);
     assert_int_equal(help_feed(&a, left, 110), MX_OK);
     assert_ptr_equal(a.pages[1], tail);
     assert_int_equal(help_feed(&b, right, 110), MX_OK);
@@ -579,6 +625,7 @@ int main(void)
         cmocka_unit_test(test_identity),
         cmocka_unit_test(test_recycled_pages_are_zero),
         cmocka_unit_test(test_slabs),
+        cmocka_unit_test(test_system_without_memory),
         cmocka_unit_test(test_long_chain_unref),
         cmocka_unit_test(test_append),
         cmocka_unit_test(test_append_right),
