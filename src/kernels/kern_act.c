@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Where the parts of an activation buffer lie: [q][scale][sum][x], each on a cache line.
+ */
+#include "kernels/kern_layout.h"
+
+#include <assert.h>
+
+typedef struct act_layout {
+    size_t q_stride, n_blocks, n_sums;
+    size_t scale_at, sum_at, x_at, total;
+} act_layout;
+
+static bool add_part(size_t rows, size_t per_row, size_t elem, size_t *at)
+{
+    size_t n;
+    size_t end;
+    if (!mx_mul_ok(rows, per_row, &n) || !mx_mul_ok(n, elem, &n) || !mx_add_ok(*at, n, &end) ||
+        !mx_add_ok(end, MX_VEC_BYTES, &n))
+    {
+        return false;
+    }
+    *at = mx_round_up(end, MX_VEC_BYTES);
+    return true;
+}
+
+static bool layout_of(uint32_t max_rows, uint32_t n_cols, act_layout *l)
+{
+    l->q_stride = mx_round_up((size_t)n_cols, MX_SUB_BLOCK);
+    l->n_blocks = ((size_t)n_cols + MX_ACT_BLOCK - 1) / MX_ACT_BLOCK;
+    l->n_sums = ((size_t)n_cols + 15) / 16;
+    size_t at = 0;
+    bool ok = add_part(max_rows, l->q_stride, sizeof(int16_t), &at);
+    l->scale_at = at;
+    ok = ok && add_part(max_rows, l->n_blocks, sizeof(float), &at);
+    l->sum_at = at;
+    ok = ok && add_part(max_rows, l->n_sums, sizeof(float), &at);
+    l->x_at = at;
+    ok = ok && add_part(max_rows, n_cols, sizeof(float), &at);
+    l->total = at;
+    return ok;
+}
+
+size_t mx_act_bytes(uint32_t max_rows, uint32_t n_cols)
+{
+    act_layout l;
+    return layout_of(max_rows, n_cols, &l) ? l.total : 0;
+}
+
+void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory)
+{
+    act_layout l;
+    const bool ok = layout_of(max_rows, n_cols, &l);
+    assert(ok && (uintptr_t)memory % MX_VEC_BYTES == 0);
+    (void)ok;
+    uint8_t *base = memory;
+    *a = (mx_act){
+        .max_rows = max_rows,
+        .n_cols = n_cols,
+        .q_stride = (uint32_t)l.q_stride,
+        .n_blocks = (uint32_t)l.n_blocks,
+        .n_sums = (uint32_t)l.n_sums,
+        .q = (int16_t *)(void *)base,
+        .scale = (float *)(void *)(base + l.scale_at),
+        .sum = (float *)(void *)(base + l.sum_at),
+        .x = (float *)(void *)(base + l.x_at),
+    };
+}

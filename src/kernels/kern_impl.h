@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kern_impl.h (internal): the kernel text. Each level's .c file includes a kern_vec_*.h and then
+ * this, so that all levels do the same operations in the same order (docs/numerics.md) and differ
+ * in instructions only. At its end stands the table of the level's functions.
+ */
+#include "kernels/kern_internal.h"
+
+#include <assert.h>
+#include <math.h>
+
+/* ---- tails ------------------------------------------------------------------------------------ */
+
+/* The first n <= 16 floats at p, the other lanes 0. */
+MX_INLINE v16f load_n(const float *p, size_t n)
+{
+    if (MX_LIKELY(n >= 16)) {
+        return vf_load(p);
+    }
+    float buf[16] = {0};
+    memcpy(buf, p, n * sizeof *p);
+    return vf_load(buf);
+}
+
+MX_INLINE void store_n(float *p, v16f v, size_t n)
+{
+    if (MX_LIKELY(n >= 16)) {
+        vf_store(p, v);
+        return;
+    }
+    float buf[16];
+    vf_store(buf, v);
+    memcpy(p, buf, n * sizeof *p);
+}
+
+#include "kernels/kern_impl_exp.h"
+
+/* ---- element by element ----------------------------------------------------------------------- */
+
+static void rmsnorm(float *y, const float *x, const float *w, uint32_t n, float eps)
+{
+    v16f s = vf_zero();
+    for (uint32_t i = 0; i < n; i += 16) {
+        const v16f v = load_n(x + i, n - i); /* fma(0, 0, s) = s: zero lanes change nothing */
+        s = vf_fma(v, v, s);
+    }
+    const float ms = vf_tree_sum(s) / (float)n;
+    const v16f r = vf_set1(1.0f / sqrtf(ms + eps));
+    for (uint32_t i = 0; i < n; i += 16) {
+        const v16f v = vf_mul(vf_mul(load_n(x + i, n - i), r), load_n(w + i, n - i));
+        store_n(y + i, v, n - i);
+    }
+}
+
+static void silu_mul(float *y, const float *gate, const float *up, size_t n)
+{
+    const v16f one = vf_set1(1.0f);
+    for (size_t i = 0; i < n; i += 16) {
+        const v16f g = load_n(gate + i, n - i);
+        const v16f e = vec_exp(vi_bits(vi_sub(vf_bits(g), vi_set1(INT32_MIN)))); /* exp(-g) */
+        const v16f s = vf_div(g, vf_add(one, e));
+        store_n(y + i, vf_mul(s, load_n(up + i, n - i)), n - i);
+    }
+}
+
+static void add(float *y, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i += 16) {
+        store_n(y + i, vf_add(load_n(y + i, n - i), load_n(x + i, n - i)), n - i);
+    }
+}
+
+/* Bit patterns of |x|: as integers they sort as the magnitudes do, NaN above infinity. */
+MX_INLINE v16i magnitude(v16f v)
+{
+    return vi_and(vf_bits(v), vi_set1(0x7fffffff));
+}
+
+static bool all_finite(const float *x, size_t n)
+{
+    v16i m = vi_set1(0);
+    for (size_t i = 0; i < n; i += 16) {
+        m = vi_max(m, magnitude(load_n(x + i, n - i)));
+    }
+    return vi_tree_max(m) < 0x7f800000;
+}
+
+static void rope(float *x, uint32_t n_heads, uint32_t head_dim, const mx_rope_params *p,
+                 const float *cos_sin_row)
+{
+    const uint32_t half = p->n_rot / 2;
+    const uint32_t step = p->pairing == MX_ROPE_NORM ? 2 : 1;
+    const uint32_t apart = p->pairing == MX_ROPE_NORM ? 1 : half;
+    for (uint32_t h = 0; h < n_heads; h++, x += head_dim) {
+        for (uint32_t j = 0; j < half; j++) {
+            float *a = x + step * j;
+            const float x0 = a[0];
+            const float x1 = a[apart];
+            const float c = cos_sin_row[2 * j];
+            const float s = cos_sin_row[2 * j + 1];
+            a[0] = vec_fmaf(x0, c, -(x1 * s));
+            a[apart] = vec_fmaf(x0, s, x1 * c);
+        }
+    }
+}
+
+/* ---- activations ------------------------------------------------------------------------------ */
+
+/* One block of n <= 256 inputs. Writes q up to the next multiple of 32, sums of 16, the scale. */
+static bool quantize_block(const float *x, uint32_t n, int16_t *q, float *scale, float *sum)
+{
+    v16i m = vi_set1(0);
+    for (uint32_t i = 0; i < n; i += 16) {
+        m = vi_max(m, magnitude(load_n(x + i, n - i)));
+    }
+    const int32_t amax_bits = vi_tree_max(m);
+    if (amax_bits >= 0x7f800000) {
+        return false;
+    }
+    const float amax = mx_f32_of_bits((uint32_t)amax_bits);
+    const uint32_t n_stored = (n + MX_SUB_BLOCK - 1) / MX_SUB_BLOCK * MX_SUB_BLOCK;
+    if (amax < 0x1p-100f) {
+        memset(q, 0, n_stored * sizeof *q);
+        memset(sum, 0, (n + 15) / 16 * sizeof *sum);
+        *scale = 0;
+        return true;
+    }
+    const v16f inv = vf_set1(32767.0f / amax);
+    *scale = amax / 32767.0f;
+    for (uint32_t i = 0; i < n; i += 16) {
+        v16f v = vf_mul(load_n(x + i, n - i), inv);
+        v = vf_max(v, vf_set1(-32767.0f));
+        v = vf_min(v, vf_set1(32767.0f));
+        const v16i r = vf_to_int(v);
+        vi_store_i16(q + i, r);
+        sum[i / 16] = (float)vi_tree_sum(r);
+    }
+    for (uint32_t i = (n + 15) / 16 * 16; i < n_stored; i += 16) {
+        memset(q + i, 0, 16 * sizeof *q);
+    }
+    return true;
+}
+
+static bool act_quantize(mx_act *a, const float *x, size_t ldx, uint32_t row0, uint32_t row1)
+{
+    assert(row0 <= row1 && row1 <= a->max_rows);
+    for (uint32_t r = row0; r < row1; r++, x += ldx) {
+        for (uint32_t b = 0; b < a->n_blocks; b++) {
+            const uint32_t k = b * MX_ACT_BLOCK;
+            const uint32_t left = a->n_cols - k;
+            const uint32_t n = left < MX_ACT_BLOCK ? left : MX_ACT_BLOCK;
+            if (!quantize_block(x + k, n, a->q + (size_t)r * a->q_stride + k,
+                                a->scale + (size_t)r * a->n_blocks + b,
+                                a->sum + (size_t)r * a->n_sums + k / 16)) {
+                return false;
+            }
+        }
+        memcpy(a->x + (size_t)r * a->n_cols, x, a->n_cols * sizeof *x);
+    }
+    return true;
+}
+
+/* ---- KV rows ---------------------------------------------------------------------------------- */
+
+static bool kv_store(mx_kv_type type, uint8_t *k_tile, uint8_t *v_tile, uint32_t head_dim,
+                     uint32_t slot, const float *k, const float *v)
+{
+    assert(slot < MX_PAGE_TOKENS);
+    if (type == MX_KV_F32) {
+        float *kt = (float *)(void *)k_tile + slot;
+        for (uint32_t d = 0; d < head_dim; d++) {
+            kt[(size_t)d * MX_PAGE_TOKENS] = k[d];
+        }
+        memcpy(v_tile + (size_t)slot * head_dim * 4, v, head_dim * sizeof *v);
+        return all_finite(k, head_dim) && all_finite(v, head_dim);
+    }
+    uint16_t *kt = (uint16_t *)(void *)k_tile + slot;
+    uint16_t *vt = (uint16_t *)(void *)v_tile + (size_t)slot * head_dim;
+    uint32_t worst = 0;
+    for (uint32_t d = 0; d < head_dim; d += 16) {
+        const uint32_t n = head_dim - d < 16 ? head_dim - d : 16;
+        uint16_t hk[16];
+        uint16_t hv[16];
+        vf_store_h(hk, load_n(k + d, n));
+        vf_store_h(hv, load_n(v + d, n));
+        for (uint32_t i = 0; i < n; i++) {
+            kt[(size_t)(d + i) * MX_PAGE_TOKENS] = hk[i];
+            worst |= (hk[i] & 0x7c00u) == 0x7c00u;
+            worst |= (hv[i] & 0x7c00u) == 0x7c00u;
+        }
+        memcpy(vt + d, hv, n * sizeof *hv);
+    }
+    return worst == 0;
+}
+
+#include "kernels/kern_impl_matmul.h"
+
+#include "kernels/kern_impl_attn.h"
+
+#define MX_KERN_TABLE(lvl, text)                                                                   \
+    {                                                                                              \
+        .level = (lvl), .name = (text), .rmsnorm = rmsnorm, .act_quantize = act_quantize,          \
+        .matmul = matmul, .wmat_row = mx_wmat_row_portable, .rope = rope, .kv_store = kv_store,    \
+        .attention = attention, .attn_scratch_floats = attn_scratch_floats,                        \
+        .silu_mul = silu_mul, .add = add, .all_finite = all_finite,                                \
+    }

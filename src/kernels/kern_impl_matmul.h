@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kern_impl_matmul.h (internal, part of kern_impl.h): matrix times rows.
+ *
+ * A panel is walked group by group (256 inputs, one activation scale). With many rows, a group is
+ * expanded to pairs of i16 in L1 once and a register tile runs over the rows; with one or two rows
+ * the quants are unpacked in registers instead. Integer sums are exact, so both ways and all
+ * tilings give the same bits as long as the f32 steps keep their order.
+ */
+
+/* ---- unpacking -------------------------------------------------------------------------------- */
+
+MX_INLINE v16i shift_right(v16i v, int n)
+{
+    return n > 0 ? vi_srl(v, n) : n < 0 ? vi_sll(v, -n) : v;
+}
+
+/* Bits [bits * p, bits * (p + 1)) of each half, moved to bit `to`. */
+MX_INLINE v16i plane_field(v16i v, int bits, int p, int to)
+{
+    const int mask = ((1 << bits) - 1) << to;
+    return vi_and(shift_right(v, bits * p - to), vi_set1(mask | mask << 16));
+}
+
+/* The stored fields (table values for table types) of inputs 2p, 2p + 1 of a sub-block, 16 rows. */
+MX_INLINE v16i unpack_pair(const mx_qtype type, const uint8_t *q, const int p)
+{
+    const mx_quant_class cls = mx_class_of(type);
+    v16i v = vi_set1(0);
+    if (cls == MX_CLASS_NIB || cls == MX_CLASS_NIB_BIT || cls == MX_CLASS_NIB_TWO) {
+        v = plane_field(vi_load(q + p / 4 * MX_VEC_BYTES), 4, p % 4, 0);
+    }
+    switch (cls) {
+    case MX_CLASS_NIB:
+        return mx_lut_of(type) != NULL ? vi_lut(v, mx_lut_of(type)) : v;
+    case MX_CLASS_NIB_BIT:
+        return vi_or(v, plane_field(vi_load(q + 4 * MX_VEC_BYTES), 1, p, 4));
+    case MX_CLASS_NIB_TWO:
+        return vi_or(v, plane_field(vi_load(q + (4 + p / 8) * MX_VEC_BYTES), 2, p % 8, 4));
+    case MX_CLASS_TWO:
+        return plane_field(vi_load(q + p / 8 * MX_VEC_BYTES), 2, p % 8, 0);
+    case MX_CLASS_TWO_BIT:
+        return vi_or(plane_field(vi_load(q + p / 8 * MX_VEC_BYTES), 2, p % 8, 0),
+                     plane_field(vi_load(q + 2 * MX_VEC_BYTES), 1, p, 2));
+    case MX_CLASS_BYTE:
+        return vi_bytes(vi_load(q + p / 2 * MX_VEC_BYTES), p % 2);
+    case MX_CLASS_FLOAT:
+        break;
+    }
+    return v;
+}
+
+typedef struct super_scales {
+    v16f d, dmin;
+} super_scales;
+
+MX_INLINE v16f load_halves(const uint8_t *p)
+{
+    return vf_load_h((const uint16_t *)(const void *)p);
+}
+
+MX_INLINE super_scales load_super(const mx_qtype type, const uint8_t *scales)
+{
+    super_scales s = {vf_zero(), vf_zero()};
+    if (mx_is_super(type)) {
+        s.d = load_halves(scales);
+        s.dmin = mx_has_min(type) ? load_halves(scales + 32) : s.d;
+    }
+    return s;
+}
+
+MX_INLINE v16f exponent_scale(const uint8_t *e)
+{
+    float f[16];
+    for (int i = 0; i < 16; i++) {
+        f[i] = mx_f32_of_e8m0_half(e[i]);
+    }
+    return vf_load(f);
+}
+
+/* ws and wm of sub-block s (counted in units of its own size) of a group. */
+MX_INLINE void load_scales(const mx_qtype type, const uint8_t *scales, const super_scales *super,
+                           int s, v16f *ws, v16f *wm)
+{
+    const int n = MX_ACT_BLOCK / mx_sub_of(type);
+    const uint8_t *bytes = scales + (mx_has_min(type) ? 64 : 32) + s * 16;
+    *wm = vf_zero();
+    if (type == MX_MXFP4) {
+        *ws = exponent_scale(scales + s * 16);
+    } else if (!mx_is_super(type)) {
+        *ws = load_halves(scales + s * (mx_has_min(type) ? 64 : 32));
+        if (mx_has_min(type)) {
+            *wm = load_halves(scales + s * 64 + 32);
+        }
+    } else if (type == MX_Q2_K) {
+        const v16i b = vi_load_u8(bytes);
+        *ws = vf_mul(super->d, vf_of_int(vi_and(b, vi_set1(15))));
+        const v16f m = vf_mul(super->dmin, vf_of_int(vi_srl(b, 4)));
+        *wm = vi_bits(vi_sub(vf_bits(m), vi_set1(INT32_MIN)));
+    } else {
+        *ws = vf_mul(super->d, vf_of_int(vi_load_i8(bytes)));
+        if (mx_has_min(type)) {
+            const v16f m = vf_mul(super->dmin, vf_of_int(vi_load_u8(bytes + n * 16)));
+            *wm = vi_bits(vi_sub(vf_bits(m), vi_set1(INT32_MIN)));
+        }
+    }
+}
+
+MX_INLINE v16i broadcast_pair(const int16_t *q)
+{
+    int32_t v;
+    memcpy(&v, q, sizeof v);
+    return vi_set1(v);
+}
+
+/* Exact: the sums are integers below 2^24. */
+MX_INLINE float sub_sum(const float *sum, int s, const int sub)
+{
+    return sub == 16 ? sum[s] : sum[2 * s] + sum[2 * s + 1];
+}
+
+/* ---- many rows: expand once, then a register tile --------------------------------------------- */
+
+typedef struct group_rows {
+    int n_subs;         /* sub-blocks of 32 in this group */
+    const int16_t *q;   /* first row, at this group */
+    size_t q_stride;
+    const float *sum;   /* sums of 16, likewise */
+    size_t sum_stride;
+    const float *scale; /* of this group */
+    size_t scale_stride;
+} group_rows;
+
+MX_INLINE group_rows rows_of_group(const mx_act *a, uint32_t row, uint32_t group)
+{
+    const uint32_t left = a->n_cols - group * MX_ACT_BLOCK;
+    return (group_rows){
+        .n_subs = (int)((left < MX_ACT_BLOCK ? left : MX_ACT_BLOCK) / MX_SUB_BLOCK),
+        .q = a->q + (size_t)row * a->q_stride + (size_t)group * MX_ACT_BLOCK,
+        .q_stride = a->q_stride,
+        .sum = a->sum + (size_t)row * a->n_sums + (size_t)group * (MX_ACT_BLOCK / 16),
+        .sum_stride = a->n_sums,
+        .scale = a->scale + (size_t)row * a->n_blocks + group,
+        .scale_stride = a->n_blocks,
+    };
+}
+
+MX_INLINE void expand_as(const mx_qtype type, const uint8_t *group, int n_subs,
+                         mx_matmul_scratch *x)
+{
+    const size_t quant_bytes = mx_quant_bytes(type);
+    const uint8_t *scales = group + (size_t)n_subs * quant_bytes;
+    const int offset = mx_offset_of(type);
+    const v16i off = vi_set1(offset | offset << 16);
+    for (int s = 0; s < n_subs; s++) {
+        MX_UNROLL
+        for (int p = 0; p < 16; p++) {
+            const v16i v = unpack_pair(type, group + (size_t)s * quant_bytes, p);
+            vi_store(x->w16[16 * s + p], offset != 0 ? vi_sub16(v, off) : v);
+        }
+    }
+    const super_scales super = load_super(type, scales);
+    const int n = n_subs * (MX_SUB_BLOCK / mx_sub_of(type));
+    for (int s = 0; s < n; s++) {
+        v16f ws;
+        v16f wm;
+        load_scales(type, scales, &super, s, &ws, &wm);
+        vf_store(x->ws[s], ws);
+        if (mx_has_min(type)) {
+            vf_store(x->wm[s], wm);
+        }
+    }
+}
+
+/* tm rows against an expanded group; acc is the running result of each row. */
+MX_INLINE void tile(const int sub, const bool has_min, const int tm, const mx_matmul_scratch *x,
+                    const group_rows *g, size_t row, float (*acc)[MX_PANEL_ROWS])
+{
+    const int pairs = sub / 2;
+    const int16_t *q = g->q + row * g->q_stride;
+    const float *sum = g->sum + row * g->sum_stride;
+    const uint8_t *w = x->w16[0];
+    v16f t[VEC_TILE_ROWS];
+    MX_UNROLL
+    for (int r = 0; r < tm; r++) {
+        t[r] = vf_zero();
+    }
+    const int n = g->n_subs * (MX_SUB_BLOCK / sub);
+    for (int s = 0; s < n; s++, q += sub, w += pairs * MX_VEC_BYTES) {
+        v16i is[VEC_TILE_ROWS];
+        MX_UNROLL
+        for (int r = 0; r < tm; r++) {
+            is[r] = vi_set1(0);
+        }
+        MX_UNROLL
+        for (int p = 0; p < pairs; p++) {
+            const v16i v = vi_load(w + p * MX_VEC_BYTES);
+            MX_UNROLL
+            for (int r = 0; r < tm; r++) {
+                is[r] = vi_dot(is[r], v, broadcast_pair(q + (size_t)r * g->q_stride + 2 * p));
+            }
+        }
+        const v16f ws = vf_load(x->ws[s]);
+        MX_UNROLL
+        for (int r = 0; r < tm; r++) {
+            t[r] = vf_fma(vf_of_int(is[r]), ws, t[r]);
+        }
+        if (has_min) {
+            const v16f wm = vf_load(x->wm[s]);
+            MX_UNROLL
+            for (int r = 0; r < tm; r++) {
+                const float asum = sub_sum(sum + (size_t)r * g->sum_stride, s, sub);
+                t[r] = vf_fma(vf_set1(asum), wm, t[r]);
+            }
+        }
+    }
+    MX_UNROLL
+    for (int r = 0; r < tm; r++) {
+        const float scale = g->scale[(row + (size_t)r) * g->scale_stride];
+        vf_store(acc[row + (size_t)r], vf_fma(t[r], vf_set1(scale), vf_load(acc[row + (size_t)r])));
+    }
+}
+
+#define TILE_ROWS_FN(name, sub, has_min)                                                           \
+    static MX_NOINLINE void name(mx_matmul_scratch *x, const group_rows *g, size_t n_rows)         \
+    {                                                                                              \
+        size_t row = 0;                                                                            \
+        for (; row + VEC_TILE_ROWS <= n_rows; row += VEC_TILE_ROWS) {                              \
+            tile(sub, has_min, VEC_TILE_ROWS, x, g, row, x->acc);                                  \
+        }                                                                                          \
+        if (VEC_TILE_ROWS > 4 && row + 4 <= n_rows) {                                              \
+            tile(sub, has_min, VEC_TILE_ROWS > 4 ? 4 : 1, x, g, row, x->acc);                      \
+            row += 4;                                                                              \
+        }                                                                                          \
+        if (VEC_TILE_ROWS > 2 && row + 2 <= n_rows) {                                              \
+            tile(sub, has_min, VEC_TILE_ROWS > 2 ? 2 : 1, x, g, row, x->acc);                      \
+            row += 2;                                                                              \
+        }                                                                                          \
+        for (; row < n_rows; row++) {                                                              \
+            tile(sub, has_min, 1, x, g, row, x->acc);                                              \
+        }                                                                                          \
+    }
+
+TILE_ROWS_FN(tile_rows_32, 32, false)
+TILE_ROWS_FN(tile_rows_32_min, 32, true)
+TILE_ROWS_FN(tile_rows_16, 16, false)
+TILE_ROWS_FN(tile_rows_16_min, 16, true)
+
+/* ---- few rows: unpack in registers ------------------------------------------------------------ */
+
+/* Sum over inputs 2 * p0 .. of `pairs` pairs; the offset comes off as offset * asum, exactly. */
+MX_INLINE v16i direct_sum(const mx_qtype type, const uint8_t *q, const int p0, const int pairs,
+                          const int16_t *a, float asum)
+{
+    v16i is[VEC_CHAINS];
+    is[0] = vi_set1(-mx_offset_of(type) * (int32_t)asum);
+    MX_UNROLL
+    for (int c = 1; c < VEC_CHAINS; c++) {
+        is[c] = vi_set1(0);
+    }
+    MX_UNROLL
+    for (int p = 0; p < pairs; p++) {
+        v16i *s = &is[p % VEC_CHAINS];
+        *s = vi_dot(*s, unpack_pair(type, q, p0 + p), broadcast_pair(a + 2 * p));
+    }
+    MX_UNROLL
+    for (int c = 1; c < VEC_CHAINS; c++) {
+        is[0] = vi_add(is[0], is[c]);
+    }
+    return is[0];
+}
+
+MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const group_rows *g,
+                            const int tm, v16f *acc)
+{
+    const int sub = mx_sub_of(type);
+    const int per = MX_SUB_BLOCK / sub;
+    const size_t quant_bytes = mx_quant_bytes(type);
+    const uint8_t *scales = group + (size_t)g->n_subs * quant_bytes;
+    const super_scales super = load_super(type, scales);
+    v16f t[VEC_DIRECT_ROWS];
+    MX_UNROLL
+    for (int r = 0; r < tm; r++) {
+        t[r] = vf_zero();
+    }
+    for (int s32 = 0; s32 < g->n_subs; s32++, group += quant_bytes) {
+        MX_UNROLL
+        for (int h = 0; h < per; h++) {
+            const int s = s32 * per + h;
+            v16f ws;
+            v16f wm;
+            load_scales(type, scales, &super, s, &ws, &wm);
+            MX_UNROLL
+            for (int r = 0; r < tm; r++) {
+                const float asum = sub_sum(g->sum + (size_t)r * g->sum_stride, s, sub);
+                const int16_t *a = g->q + (size_t)r * g->q_stride + s * sub;
+                const v16i is = direct_sum(type, group, h * (sub / 2), sub / 2, a, asum);
+                t[r] = vf_fma(vf_of_int(is), ws, t[r]);
+                if (mx_has_min(type)) {
+                    t[r] = vf_fma(vf_set1(asum), wm, t[r]);
+                }
+            }
+        }
+    }
+    MX_UNROLL
+    for (int r = 0; r < tm; r++) {
+        acc[r] = vf_fma(t[r], vf_set1(g->scale[(size_t)r * g->scale_stride]), acc[r]);
+    }
+}
+
+MX_INLINE void direct_panel_as(const mx_qtype type, const uint8_t *panel, const mx_act *a,
+                               uint32_t row, const int tm, float (*out)[MX_PANEL_ROWS])
+{
+    v16f acc[VEC_DIRECT_ROWS];
+    MX_UNROLL
+    for (int r = 0; r < tm; r++) {
+        acc[r] = vf_zero();
+    }
+    for (uint32_t b = 0; b < a->n_blocks; b++, panel += mx_group_bytes(type, MX_GROUP_SUBS)) {
+        const group_rows g = rows_of_group(a, row, b);
+        direct_group(type, panel, &g, tm, acc);
+    }
+    MX_UNROLL
+    for (int r = 0; r < tm; r++) {
+        vf_store(out[r], acc[r]);
+    }
+}
+
+/* ---- one pair of functions per type ----------------------------------------------------------- */
+
+#define QUANT_TYPES(X)                                                                             \
+    X(MX_Q4_0) X(MX_Q4_1) X(MX_Q5_0) X(MX_Q5_1) X(MX_Q8_0) X(MX_Q2_K) X(MX_Q3_K) X(MX_Q4_K)        \
+    X(MX_Q5_K) X(MX_Q6_K) X(MX_IQ4_NL) X(MX_IQ4_XS) X(MX_MXFP4)
+
+#define TYPE_FNS(type)                                                                             \
+    static MX_NOINLINE void expand_##type(const uint8_t *group, int n_subs, mx_matmul_scratch *x)  \
+    {                                                                                              \
+        expand_as(type, group, n_subs, x);                                                         \
+    }                                                                                              \
+    static MX_NOINLINE void direct_##type(const uint8_t *panel, const mx_act *a, uint32_t row,     \
+                                          int tm, float (*out)[MX_PANEL_ROWS])                     \
+    {                                                                                              \
+        if (VEC_DIRECT_ROWS > 1 && tm == 2) {                                                      \
+            direct_panel_as(type, panel, a, row, VEC_DIRECT_ROWS > 1 ? 2 : 1, out);                \
+        } else {                                                                                   \
+            direct_panel_as(type, panel, a, row, 1, out);                                          \
+        }                                                                                          \
+    }
+
+QUANT_TYPES(TYPE_FNS)
+
+typedef void (*expand_fn)(const uint8_t *group, int n_subs, mx_matmul_scratch *x);
+typedef void (*direct_fn)(const uint8_t *panel, const mx_act *a, uint32_t row, int tm,
+                          float (*out)[MX_PANEL_ROWS]);
+typedef void (*tile_rows_fn)(mx_matmul_scratch *x, const group_rows *g, size_t n_rows);
+
+static expand_fn expand_for(mx_qtype t)
+{
+    switch (t) {
+#define CASE(type)                                                                                 \
+    case type:                                                                                     \
+        return expand_##type;
+        QUANT_TYPES(CASE)
+#undef CASE
+    default:
+        return NULL;
+    }
+}
+
+static direct_fn direct_for(mx_qtype t)
+{
+    switch (t) {
+#define CASE(type)                                                                                 \
+    case type:                                                                                     \
+        return direct_##type;
+        QUANT_TYPES(CASE)
+#undef CASE
+    default:
+        return NULL;
+    }
+}
+
+static tile_rows_fn tile_rows_for(mx_qtype t)
+{
+    if (mx_sub_of(t) == 32) {
+        return mx_has_min(t) ? tile_rows_32_min : tile_rows_32;
+    }
+    return mx_has_min(t) ? tile_rows_16_min : tile_rows_16;
+}
+
+/* ---- F32, F16, BF16 --------------------------------------------------------------------------- */
+
+MX_INLINE v16f load_weights(const mx_qtype type, const uint8_t *p)
+{
+    if (type == MX_F32) {
+        return vi_bits(vi_load(p));
+    }
+    const uint16_t *h = (const uint16_t *)(const void *)p;
+    return type == MX_F16 ? vf_load_h(h) : vi_bits(vi_sll(vi_load_u16(h), 16));
+}
+
+enum { FLOAT_ROWS = 4 };
+
+MX_INLINE void float_tile(const mx_qtype type, const uint8_t *panel, const mx_act *a, uint32_t row,
+                          const int tm, float (*out)[MX_PANEL_ROWS])
+{
+    const size_t step = MX_PANEL_ROWS * mx_float_bytes(type);
+    const float *x = a->x + (size_t)row * a->n_cols;
+    v16f acc[FLOAT_ROWS];
+    MX_UNROLL
+    for (int r = 0; r < tm; r++) {
+        acc[r] = vf_zero();
+    }
+    for (uint32_t k = 0; k < a->n_cols; k++, panel += step) {
+        const v16f w = load_weights(type, panel);
+        MX_UNROLL
+        for (int r = 0; r < tm; r++) {
+            acc[r] = vf_fma(w, vf_set1(x[(size_t)r * a->n_cols + k]), acc[r]);
+        }
+    }
+    MX_UNROLL
+    for (int r = 0; r < tm; r++) {
+        vf_store(out[r], acc[r]);
+    }
+}
+
+#define FLOAT_FN(type)                                                                             \
+    static MX_NOINLINE void float_rows_##type(const uint8_t *panel, const mx_act *a, uint32_t row, \
+                                              size_t n_rows, float (*out)[MX_PANEL_ROWS])          \
+    {                                                                                              \
+        size_t r = 0;                                                                              \
+        for (; r + FLOAT_ROWS <= n_rows; r += FLOAT_ROWS) {                                        \
+            float_tile(type, panel, a, row + (uint32_t)r, FLOAT_ROWS, out + r);                    \
+        }                                                                                          \
+        for (; r < n_rows; r++) {                                                                  \
+            float_tile(type, panel, a, row + (uint32_t)r, 1, out + r);                             \
+        }                                                                                          \
+    }
+
+FLOAT_FN(MX_F32)
+FLOAT_FN(MX_F16)
+FLOAT_FN(MX_BF16)
+
+/* ---- the whole product ------------------------------------------------------------------------ */
+
+static void expanded_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
+                          size_t n, mx_matmul_scratch *x)
+{
+    const expand_fn expand = expand_for(w->type);
+    const tile_rows_fn tile_rows = tile_rows_for(w->type);
+    memset(x->acc, 0, n * sizeof x->acc[0]);
+    for (uint32_t b = 0; b < a->n_blocks; b++) {
+        const group_rows g = rows_of_group(a, row, b);
+        expand(panel + b * mx_group_bytes(w->type, MX_GROUP_SUBS), g.n_subs, x);
+        tile_rows(x, &g, n);
+    }
+}
+
+static void panel_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
+                       size_t n, mx_matmul_scratch *x)
+{
+    switch (w->type) {
+    case MX_F32:
+        float_rows_MX_F32(panel, a, row, n, x->acc);
+        return;
+    case MX_F16:
+        float_rows_MX_F16(panel, a, row, n, x->acc);
+        return;
+    case MX_BF16:
+        float_rows_MX_BF16(panel, a, row, n, x->acc);
+        return;
+    default:
+        break;
+    }
+    if (n <= VEC_DIRECT_ROWS) {
+        direct_for(w->type)(panel, a, row, (int)n, x->acc);
+    } else {
+        expanded_rows(w, panel, a, row, n, x);
+    }
+}
+
+static void matmul(const mx_wmat *w, const mx_act *a, uint32_t n_rows, float *y, size_t ldy,
+                   uint32_t panel0, uint32_t panel1, void *scratch)
+{
+    assert(w->n_cols == a->n_cols && n_rows <= a->max_rows && panel1 <= w->n_panels);
+    mx_matmul_scratch *x = scratch;
+    for (uint32_t p = panel0; p < panel1; p++) {
+        const uint8_t *panel = w->panels + p * w->panel_bytes;
+        const uint32_t left = w->n_rows - p * MX_PANEL_ROWS;
+        for (uint32_t row = 0; row < n_rows; row += MX_MATMUL_ROWS) {
+            const size_t n = mx_min_size(n_rows - row, MX_MATMUL_ROWS);
+            panel_rows(w, panel, a, row, n, x);
+            for (size_t r = 0; r < n; r++) {
+                store_n(y + (row + r) * ldy + (size_t)p * MX_PANEL_ROWS, vf_load(x->acc[r]), left);
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kern_internal.h (internal): what the levels and the dispatcher know of each other.
+ */
+#ifndef MX_KERN_INTERNAL_H
+#define MX_KERN_INTERNAL_H
+
+#include "kernels/kern_layout.h"
+
+/* Rows of activations for which one group of a panel is expanded once: the expansion (about 400
+ * cycles) then costs 1 % of the products, and the accumulators (8 KiB) share L1 with the group. */
+enum { MX_MATMUL_ROWS = 128 };
+
+/* Scratch of one matmul call; everything stays in L1. */
+typedef struct mx_matmul_scratch {
+    uint8_t w16[MX_ACT_BLOCK / 2][MX_VEC_BYTES]; /* pairs of i16, signed */
+    float ws[MX_ACT_BLOCK / 16][MX_PANEL_ROWS];
+    float wm[MX_ACT_BLOCK / 16][MX_PANEL_ROWS];
+    float acc[MX_MATMUL_ROWS][MX_PANEL_ROWS];
+} mx_matmul_scratch;
+
+void mx_wmat_row_portable(const mx_wmat *w, uint32_t row, float *out);
+
+extern const mx_kern mx_kern_portable;
+extern const mx_kern mx_kern_avx2;
+extern const mx_kern mx_kern_avx512;
+
+#endif

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The numerics id: fixed pseudo-random inputs through every function of a table, the raw results
+ * chained through SHA-256. Nothing is allocated, so that it cannot fail. A change of any order of
+ * operations changes the id, and pages kept under the old one are not found any more.
+ */
+#include "kernels/kern_internal.h"
+
+#include <assert.h>
+
+enum {
+    ROWS = 19,     /* two panels, the second padded */
+    COLS = 288,    /* 256-blocks only: 256; a short last activation block for the others */
+    TOKENS = 3,    /* one register tile and a rest on the levels of today */
+    HEAD_DIM = 32,
+    QUERIES = 6,
+    PAGES = 2,
+    MAX_BYTES = 32 * 1024,
+};
+
+typedef struct chain {
+    mx_hash256 digest;
+    uint64_t seed;
+} chain;
+
+static uint32_t next_u32(chain *c)
+{
+    c->seed = c->seed * 6364136223846793005ULL + 1442695040888963407ULL;
+    return (uint32_t)(c->seed >> 33);
+}
+
+/* -1 <= x < 1, 23 bits: exact */
+static float next_float(chain *c)
+{
+    return (float)((int32_t)(next_u32(c) & 0xffffffu) - 0x800000) * 0x1p-23f;
+}
+
+static void fill_floats(chain *c, float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        x[i] = next_float(c);
+    }
+}
+
+static void absorb(chain *c, const void *bytes, size_t n)
+{
+    uint8_t buf[2 * sizeof(mx_hash256)];
+    const mx_hash256 part = mx_sha256_of(bytes, n);
+    memcpy(buf, &c->digest, sizeof c->digest);
+    memcpy(buf + sizeof c->digest, &part, sizeof part);
+    c->digest = mx_sha256_of(buf, sizeof buf);
+}
+
+/* Random file bytes with finite scales: every f16 scale gets a small exponent. */
+static void fill_weights(chain *c, mx_qtype type, uint8_t *bytes, size_t n_blocks)
+{
+    const mx_qtype_info *info = mx_qtype_get(type);
+    for (size_t b = 0; b < n_blocks; b++, bytes += info->block_bytes) {
+        for (uint32_t i = 0; i < info->block_bytes; i++) {
+            bytes[i] = (uint8_t)next_u32(c);
+        }
+        const uint16_t d = (uint16_t)(0x2000u | (next_u32(c) & 0x8bffu));
+        const uint16_t m = (uint16_t)(0x2000u | (next_u32(c) & 0x8bffu));
+        switch (type) {
+        case MX_F32:
+            mx_put_le32(bytes, mx_bits_of_f32(next_float(c)));
+            break;
+        case MX_BF16:
+            mx_put_le16(bytes, (uint16_t)(mx_bits_of_f32(next_float(c)) >> 16));
+            break;
+        case MX_MXFP4:
+            bytes[0] = (uint8_t)(118 + bytes[0] % 8);
+            break;
+        case MX_Q2_K:
+        case MX_Q3_K:
+        case MX_Q6_K:
+            mx_put_le16(bytes + info->block_bytes - 2, m);
+            if (type == MX_Q2_K) {
+                mx_put_le16(bytes + 80, d);
+            }
+            break;
+        case MX_Q4_1:
+        case MX_Q5_1:
+        case MX_Q4_K:
+        case MX_Q5_K:
+            mx_put_le16(bytes + 2, m);
+            mx_put_le16(bytes, d);
+            break;
+        default:
+            mx_put_le16(bytes, d);
+        }
+    }
+}
+
+/* At the end of the stack frame they would have to be counted; here they are named. */
+typedef struct matmul_space {
+    _Alignas(64) uint8_t act[8 * 1024];
+    _Alignas(64) uint8_t panels[MAX_BYTES * 2];
+    _Alignas(64) mx_matmul_scratch scratch;
+    uint8_t file[MAX_BYTES];
+    float x[TOKENS * COLS];
+    float y[TOKENS * ROWS];
+} matmul_space;
+
+static MX_NOINLINE void test_matmul(chain *c, const mx_kern *k, mx_qtype type)
+{
+    matmul_space s;
+    const mx_qtype_info *info = mx_qtype_get(type);
+    const uint32_t cols = info->block_elems == 256 ? 256 : COLS;
+    assert(mx_wmat_bytes(type, ROWS, cols) <= sizeof s.panels);
+    assert(mx_act_bytes(TOKENS, cols) <= sizeof s.act);
+    assert((size_t)ROWS * cols / info->block_elems * info->block_bytes <= sizeof s.file);
+    memset(s.act, 0, sizeof s.act);
+    fill_weights(c, type, s.file, (size_t)ROWS * cols / info->block_elems);
+    fill_floats(c, s.x, TOKENS * cols);
+    mx_wmat w;
+    mx_act a;
+    mx_wmat_repack(&w, type, ROWS, cols, s.file, s.panels);
+    mx_act_bind(&a, TOKENS, cols, s.act);
+    const bool finite = k->act_quantize(&a, s.x, cols, 0, TOKENS);
+    absorb(c, &finite, 1);
+    k->matmul(&w, &a, TOKENS, s.y, ROWS, 0, w.n_panels, &s.scratch);
+    absorb(c, s.y, sizeof s.y);
+    k->matmul(&w, &a, 1, s.y, ROWS, 0, w.n_panels, &s.scratch);
+    absorb(c, s.y, ROWS * sizeof(float));
+    k->wmat_row(&w, ROWS - 1, s.x);
+    absorb(c, s.x, cols * sizeof(float));
+}
+
+typedef struct attn_space {
+    float q[QUERIES][HEAD_DIM];
+    float out[QUERIES][HEAD_DIM];
+    float kv[2][HEAD_DIM];
+    uint8_t tiles[2][PAGES][MX_PAGE_TOKENS * HEAD_DIM * 4];
+    float scratch[QUERIES * (17 + HEAD_DIM) + 2 * HEAD_DIM * MX_PAGE_TOKENS];
+} attn_space;
+
+static MX_NOINLINE void test_attention(chain *c, const mx_kern *k, mx_kv_type type,
+                                       uint32_t n_queries)
+{
+    static const uint32_t n_valid[QUERIES] = {1, 63, 64, 65, 100, 128};
+    static const uint32_t first_valid[QUERIES] = {0, 10, 0, 64, 40, 70};
+    attn_space s;
+    assert(k->attn_scratch_floats(HEAD_DIM, n_queries) <= MX_COUNT(s.scratch));
+    bool finite = true;
+    for (uint32_t t = 0; t < PAGES * MX_PAGE_TOKENS; t++) {
+        fill_floats(c, s.kv[0], 2 * HEAD_DIM);
+        const uint32_t page = t / MX_PAGE_TOKENS;
+        finite = k->kv_store(type, s.tiles[0][page], s.tiles[1][page], HEAD_DIM,
+                             t % MX_PAGE_TOKENS, s.kv[0], s.kv[1]) && finite;
+    }
+    absorb(c, &finite, 1);
+    const float *q[QUERIES];
+    float *out[QUERIES];
+    for (uint32_t i = 0; i < n_queries; i++) {
+        fill_floats(c, s.q[i], HEAD_DIM);
+        q[i] = s.q[i];
+        out[i] = s.out[i];
+    }
+    const uint8_t *const k_tiles[PAGES] = {s.tiles[0][0], s.tiles[0][1]};
+    const uint8_t *const v_tiles[PAGES] = {s.tiles[1][0], s.tiles[1][1]};
+    const mx_attn_args args = {
+        .kv_type = type, .head_dim = HEAD_DIM, .n_queries = n_queries, .q = q, .out = out,
+        .n_valid = n_valid, .first_valid = first_valid, .k_tiles = k_tiles, .v_tiles = v_tiles,
+        .scale = 3.0f, .scratch = s.scratch,
+    };
+    k->attention(&args);
+    absorb(c, s.out, n_queries * sizeof s.out[0]);
+}
+
+static MX_NOINLINE void test_vectors(chain *c, const mx_kern *k)
+{
+    enum { N = 67, POSITIONS = 3 };
+    float x[N];
+    float y[N];
+    float z[N];
+    float table[POSITIONS][HEAD_DIM];
+    fill_floats(c, x, N);
+    fill_floats(c, y, N);
+    k->rmsnorm(z, x, y, N, 1e-5f);
+    absorb(c, z, sizeof z);
+    for (int i = 0; i < N; i++) {
+        x[i] *= (float)(1 << i % 9); /* arguments of exp from 2^-23 to 256 */
+    }
+    k->silu_mul(z, x, y, N);
+    absorb(c, z, sizeof z);
+    k->add(z, x, N);
+    absorb(c, z, sizeof z);
+    const bool finite = k->all_finite(z, N);
+    absorb(c, &finite, 1);
+    mx_rope_params p = {.n_rot = HEAD_DIM, .freq_base = 1e6, .scale_factor = 4, .is_yarn = true,
+                        .yarn_orig_ctx = 4096, .yarn_beta_fast = 32, .yarn_beta_slow = 1,
+                        .yarn_attn_factor = 1};
+    for (int i = 0; i < 2; i++) {
+        p.is_yarn = i == 0;
+        p.pairing = i == 0 ? MX_ROPE_NEOX : MX_ROPE_NORM;
+        mx_rope_table(&p, POSITIONS, table[0]);
+        absorb(c, table, sizeof table);
+        k->rope(z, 2, HEAD_DIM, &p, table[POSITIONS - 1]);
+        absorb(c, z, sizeof z);
+    }
+}
+
+mx_hash256 mx_kern_numerics_id(const mx_kern *k)
+{
+    static const mx_qtype types[] = {
+        MX_F32,  MX_F16,  MX_BF16, MX_Q4_0, MX_Q4_1,   MX_Q5_0,   MX_Q5_1, MX_Q8_0,
+        MX_Q2_K, MX_Q3_K, MX_Q4_K, MX_Q5_K, MX_Q6_K,   MX_IQ4_NL, MX_IQ4_XS, MX_MXFP4,
+    };
+    chain c = {.digest = mx_sha256_of(MX_NUMERICS_NAME, sizeof MX_NUMERICS_NAME), .seed = 1};
+    for (size_t i = 0; i < MX_COUNT(types); i++) {
+        test_matmul(&c, k, types[i]);
+    }
+    for (uint32_t n = 1; n <= QUERIES; n++) {
+        test_attention(&c, k, MX_KV_F16, n);
+        test_attention(&c, k, MX_KV_F32, n);
+    }
+    test_vectors(&c, k);
+    return c.digest;
+}

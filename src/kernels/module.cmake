@@ -1,0 +1,14 @@
+# The level files are compiled for their CPU level, all others for the baseline. -O3 also in Check
+# builds: the kernel text lives from constant arguments and unrolled loops.
+set(MX_X86 FALSE)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+  set(MX_X86 TRUE)
+endif()
+set(dir ${CMAKE_SOURCE_DIR}/src/kernels)
+set_source_files_properties(${dir}/kern_portable.c ${dir}/kern_repack.c ${dir}/kern_dequant.c
+  PROPERTIES COMPILE_OPTIONS "-O3")
+if(MX_X86)
+  set_source_files_properties(${dir}/kern_avx2.c PROPERTIES COMPILE_OPTIONS "-O3;-mavx2;-mfma;-mf16c")
+  target_compile_definitions(mx_kernels PRIVATE MX_HAVE_X86=1)
+endif()
+target_link_libraries(mx_kernels PUBLIC m)
