@@ -19,7 +19,6 @@
 #include "base/mem.h"
 
 enum {
-    STOP_WAIT_S = 5,
     /* A reader in front of a busy writer makes it wait, but not for ever: under a constant stream of
      * restores pages must still become durable. */
     YIELD_MAX_US = 2000000,
@@ -115,10 +114,10 @@ static void finish_locked(mx_cold *c, mx_cold_job *job)
 
 /* ---- threads ---------------------------------------------------------------------------------- */
 
-static struct timespec monotonic_after(uint64_t us)
+static struct timespec after(clockid_t clock, uint64_t us)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     t.tv_sec += (time_t)(us / 1000000);
     t.tv_nsec += (long)(us % 1000000) * 1000;
     if (t.tv_nsec >= 1000000000) {
@@ -131,7 +130,7 @@ static struct timespec monotonic_after(uint64_t us)
 /* Lets restores that wait have the disk first. */
 static void yield_to_reader_locked(mx_cold *c)
 {
-    struct timespec until = monotonic_after(YIELD_MAX_US);
+    struct timespec until = after(CLOCK_MONOTONIC, YIELD_MAX_US);
     while ((c->reads.first != NULL || c->reader_busy) && !c->is_flushing
            && !atomic_load(&c->is_stopping)) {
         if (pthread_cond_timedwait(&c->idle_cond, &c->lock, &until) == ETIMEDOUT) {
@@ -209,7 +208,7 @@ static void *sweeper_main(void *arg)
     c->is_sweep_wanted = true; /* the scan after start */
     while (!atomic_load(&c->is_stopping)) {
         if (!c->is_sweep_wanted) {
-            struct timespec until = monotonic_after(c->tuning.sweep_us);
+            struct timespec until = after(CLOCK_MONOTONIC, c->tuning.sweep_us);
             int rc = 0;
             while (!c->is_sweep_wanted && rc != ETIMEDOUT && !atomic_load(&c->is_stopping)) {
                 rc = pthread_cond_timedwait(&c->sweeper_cond, &c->lock, &until);
@@ -252,6 +251,9 @@ static void fill_tuning(mx_cold *c, const mx_cold_tuning *t)
     }
     if (t->retry_us == 0) {
         c->tuning.retry_us = 30000000;
+    }
+    if (t->stop_us == 0) {
+        c->tuning.stop_us = 5000000;
     }
     if (t->sweep_us == 0) {
         c->tuning.sweep_us = 600000000;
@@ -343,9 +345,14 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     return MX_OK;
 }
 
+/* False: it hangs in the folder, and is left to itself. */
 static bool join_until(pthread_t thread, const struct timespec *until)
 {
-    return pthread_timedjoin_np(thread, NULL, until) == 0;
+    if (pthread_timedjoin_np(thread, NULL, until) == 0) {
+        return true;
+    }
+    pthread_detach(thread);
+    return false;
 }
 
 bool mx_cold_stop(mx_cold *c)
@@ -360,9 +367,7 @@ bool mx_cold_stop(mx_cold *c)
     pthread_cond_broadcast(&c->sweeper_cond);
     pthread_cond_broadcast(&c->idle_cond);
     pthread_mutex_unlock(&c->lock);
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += STOP_WAIT_S;
+    struct timespec until = after(CLOCK_REALTIME, c->tuning.stop_us); /* what timedjoin counts in */
     c->is_stuck |= c->has_writer && !join_until(c->writer, &until);
     c->is_stuck |= c->has_reader && !join_until(c->reader, &until);
     c->is_stuck |= c->has_sweeper && !join_until(c->sweeper, &until);
@@ -395,7 +400,7 @@ void mx_cold_close(mx_cold *c)
 
 bool mx_cold_flush(mx_cold *c, uint64_t timeout_us)
 {
-    struct timespec until = monotonic_after(timeout_us);
+    struct timespec until = after(CLOCK_MONOTONIC, timeout_us);
     pthread_mutex_lock(&c->lock);
     uint64_t lost_before = c->n_lost;
     c->is_flushing = true;
@@ -413,7 +418,7 @@ bool mx_cold_flush(mx_cold *c, uint64_t timeout_us)
 
 bool mx_cold_sweep(mx_cold *c, uint64_t timeout_us)
 {
-    struct timespec until = monotonic_after(timeout_us);
+    struct timespec until = after(CLOCK_MONOTONIC, timeout_us);
     pthread_mutex_lock(&c->lock);
     /* A sweep that runs now may have passed what the caller wants swept: wait for the next. */
     uint64_t want = c->n_sweeps + 1 + c->sweeper_busy;

@@ -49,6 +49,7 @@ typedef struct mx_cold_tuning {
     int64_t orphan_age_s;      /* older temporary files are orphans; 0 = 3600, -1 = at any age */
     uint64_t retry_us;         /* between attempts when degraded; 0 = 30 s */
     uint64_t sweep_us;         /* between sweeps; 0 = 10 min */
+    uint64_t stop_us;          /* for a folder that hangs, in mx_cold_stop; 0 = 5 s */
 } mx_cold_tuning;
 
 typedef struct mx_cold_config {
@@ -69,7 +70,7 @@ typedef struct mx_cold_config {
 mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_config *cfg, mx_errbuf *eb);
 /* Stops the threads without flushing what is still queued (call mx_cold_flush first) and marks those
  * jobs MX_E_CANCELLED: afterwards mx_cold_poll hands out all that is left, then NULL. Waits at most
- * 5 s for a folder that hangs; false = a thread is still stuck in it: the jobs that it holds are not
+ * tuning.stop_us for a folder that hangs; false = a thread is still stuck in it: the jobs that it holds are not
  * handed out, and their payloads must stay valid until the process ends. */
 bool mx_cold_stop(mx_cold *c);
 /* mx_cold_stop, when that was not done, and frees everything. Jobs that were not polled are the

@@ -267,6 +267,15 @@ static bool is_other_device(const mx_cold_folder *f)
     return stat(above, &st) == 0 && st.st_dev != f->device;
 }
 
+/* Is the open folder still the one that the path leads to? Not after it was removed, replaced, or
+ * unmounted while we held it open. */
+static bool is_current(const mx_cold_folder *f)
+{
+    struct stat at_path, at_fd;
+    return f->top_fd >= 0 && lstat(f->dir, &at_path) == 0 && fstat(f->top_fd, &at_fd) == 0
+           && at_path.st_dev == at_fd.st_dev && at_path.st_ino == at_fd.st_ino;
+}
+
 static bool is_alive(int fd)
 {
     struct stat st;
@@ -327,7 +336,7 @@ static mx_err open_all(mx_cold_folder *f, bool create, mx_errbuf *eb)
 
 mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb)
 {
-    if (is_alive(f->root_fd) && is_alive(f->pages_fd) && is_alive(f->sessions_fd)) {
+    if (is_current(f) && is_alive(f->root_fd) && is_alive(f->pages_fd) && is_alive(f->sessions_fd)) {
         return MX_OK;
     }
     mx_cold_folder_close(f);

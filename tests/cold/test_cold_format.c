@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The bytes of docs/file-format.md. The expected files are put together here from the tables of that
+ * document, with numbers written out, so that a changed constant in the code cannot change both. The
+ * SHA-256 of each golden file is pinned: a difference means a new format version, not a new number.
+ */
+#include "cold/cold_help.h"
+#include "base/buf.h"
+#include "base/hash.h"
+
+static const char golden_page[] =
+    "e61822958bb01208078f525f53cdd12a1abeb12895f68e06c15ecee8c815d23b";
+static const char golden_manifest[] =
+    "78fc2443aeb420ecc3c01b2c849d825cc4b3f6abbfe1bc31230d36ec44a291a2";
+
+static mx_hash256 filled(uint8_t value)
+{
+    mx_hash256 h;
+    memset(h.b, value, sizeof h.b);
+    return h;
+}
+
+static void check_golden(const uint8_t *bytes, size_t n, const char *want)
+{
+    char hex[65];
+    mx_hash256 h = mx_sha256_of(bytes, n);
+    mx_hash256_hex(&h, hex);
+    if (strcmp(hex, want) != 0) {
+        print_message("expected %s\n     got %s\n", want, hex);
+        fail();
+    }
+}
+
+static void put_sum(uint8_t *at, const uint8_t *bytes, size_t n)
+{
+    mx_hash128 h = mx_xxh3_128(bytes, n);
+    memcpy(at, h.b, 16);
+}
+
+/* Root 11 11 ..., parent 22 22 ..., tokens 100, 103, -1 at position 128, f16, payload 192 bytes. */
+static mx_disk_page example(const uint8_t payload[192])
+{
+    mx_disk_page p = {.root = filled(0x11),
+                      .parent = filled(0x22),
+                      .n_tokens = 3,
+                      .first_position = 128,
+                      .kv_type = MX_DISK_TYPE_F16,
+                      .payload_bytes = 192,
+                      .payload_sum = mx_xxh3_128(payload, 192),
+                      .tokens = {100, 103, -1}};
+    p.own = mx_page_identity(&p.root, &p.parent, p.tokens, 3);
+    return p;
+}
+
+static void test_page_bytes(void **arg)
+{
+    (void)arg;
+    uint8_t payload[192], got[4096 + 192], want[4096 + 192] = {0};
+    for (size_t i = 0; i < sizeof payload; i++) {
+        payload[i] = (uint8_t)i;
+    }
+    mx_disk_page p = example(payload);
+    mx_disk_page_encode(&p, got);
+    memcpy(got + 4096, payload, sizeof payload);
+
+    memcpy(want, "\x89MXPAGE\n", 8);
+    want[8] = 1;                       /* version */
+    want[13] = 2;                      /* header length 512 */
+    memset(want + 32, 0x11, 32);       /* root */
+    memcpy(want + 64, p.own.b, 32);
+    memset(want + 96, 0x22, 32);       /* parent */
+    want[128] = 1;                     /* kind */
+    want[136] = 3;                     /* presence */
+    want[144] = 64;                    /* page size */
+    want[148] = 3;                     /* n_tokens */
+    want[152] = 128;                   /* first position */
+    want[164] = 1;                     /* K type */
+    want[166] = 1;                     /* V type */
+    want[176] = 192;                   /* stored */
+    want[184] = 192;                   /* raw */
+    put_sum(want + 192, payload, 192);
+    put_sum(want + 208, payload, 192);
+    memcpy(want + 352, "mtplx file-format 1", 19);
+    put_sum(want + 496, want, 496);
+    want[512] = 100;
+    want[516] = 103;
+    memset(want + 520, 0xFF, 4);
+    memcpy(want + 4096, payload, 192);
+    for (size_t i = 0; i < sizeof want; i++) {
+        if (got[i] != want[i]) {
+            print_message("byte %zu: expected %02x, got %02x\n", i, want[i], got[i]);
+            fail();
+        }
+    }
+    check_golden(got, sizeof got, golden_page);
+
+    mx_disk_page back;
+    mx_errbuf eb;
+    assert_int_equal(mx_disk_page_decode(&back, got, sizeof got, &eb), MX_OK);
+    assert_memory_equal(&back, &p, sizeof p);
+    assert_int_equal(mx_disk_page_verify(&back, got + 4096, 192, &eb), MX_OK);
+    assert_int_equal(mx_disk_page_verify(&back, got + 4096, 191, &eb), MX_E_CORRUPT);
+    got[4100] ^= 0x40;
+    assert_int_equal(mx_disk_page_verify(&back, got + 4096, 192, &eb), MX_E_CORRUPT);
+    assert_string_equal(eb.text, "payload checksum");
+}
+
+/* One example of each error of section 7, in the order of the checks. */
+static void test_page_errors(void **arg)
+{
+    (void)arg;
+    static const struct {
+        size_t at;
+        uint8_t value;
+        bool has_new_sum;
+        mx_err err;
+        const char *text;
+    } cases[] = {
+        {0, 0, true, MX_E_CORRUPT, "magic"},
+        {7, 0x0D, true, MX_E_CORRUPT, "magic"},
+        {8, 2, false, MX_E_CORRUPT, "header checksum"},
+        {500, 1, false, MX_E_CORRUPT, "header checksum"},
+        {8, 2, true, MX_E_UNSUPPORTED, "version 2"},
+        {8, 0, true, MX_E_UNSUPPORTED, "version 0"},
+        {16, 1, true, MX_E_UNSUPPORTED, "incompatible features 1"},
+        {12, 8, true, MX_E_UNSUPPORTED, "header length"},
+        {168, 1, true, MX_E_UNSUPPORTED, "codec"},
+        {160, 1, true, MX_E_UNSUPPORTED, "position scheme"},
+        {288, 1, true, MX_E_UNSUPPORTED, "authentication or encryption"},
+        {292, 1, true, MX_E_UNSUPPORTED, "authentication or encryption"},
+        {255, 1, true, MX_E_UNSUPPORTED, "input digest or adapter"},
+        {256, 1, true, MX_E_UNSUPPORTED, "input digest or adapter"},
+        {172, 1, true, MX_E_CORRUPT, "zero field"},
+        {296, 1, true, MX_E_CORRUPT, "zero field"},
+        {351, 1, true, MX_E_CORRUPT, "zero field"},
+        {384, 1, true, MX_E_CORRUPT, "zero field"},
+        {495, 1, true, MX_E_CORRUPT, "zero field"},
+        {128, 2, true, MX_E_CORRUPT, "kind"},
+        {132, 1, true, MX_E_CORRUPT, "layer group"},
+        {136, 1, true, MX_E_CORRUPT, "presence"},
+        {144, 32, true, MX_E_CORRUPT, "page size"},
+        {148, 0, true, MX_E_CORRUPT, "n_tokens"},
+        {148, 65, true, MX_E_CORRUPT, "n_tokens"},
+        {152, 1, true, MX_E_CORRUPT, "first position"},
+        {164, 2, true, MX_E_CORRUPT, "type"},
+        {184, 1, true, MX_E_CORRUPT, "stored and raw differ"},
+        {208, 0xEE, true, MX_E_CORRUPT, "stored and raw differ"},
+        {524, 1, false, MX_E_CORRUPT, "zero bytes before the payload"},
+        {4095, 1, false, MX_E_CORRUPT, "zero bytes before the payload"},
+        {512, 101, false, MX_E_CORRUPT, "identity"},
+        {32, 0x12, true, MX_E_CORRUPT, "identity"},
+        {64, 0, true, MX_E_CORRUPT, "identity"},
+        {96, 0, true, MX_E_CORRUPT, "identity"},
+        {148, 2, true, MX_E_CORRUPT, "zero bytes before the payload"},
+        {24, 0xFF, true, MX_OK, ""}, /* compatible features that are not known */
+        {352, 'x', true, MX_OK, ""},
+    };
+    uint8_t payload[192] = {0}, bytes[4096];
+    mx_disk_page p = example(payload), back;
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        mx_errbuf eb = {""};
+        mx_disk_page_encode(&p, bytes);
+        assert_true(bytes[cases[i].at] != cases[i].value);
+        bytes[cases[i].at] = cases[i].value;
+        if (cases[i].has_new_sum) {
+            put_sum(bytes + 496, bytes, 496);
+        }
+        mx_err err = mx_disk_page_decode(&back, bytes, sizeof bytes, &eb);
+        if (err != cases[i].err || strcmp(eb.text, cases[i].text) != 0) {
+            print_message("byte %zu = %u: expected %s \"%s\", got %s \"%s\"\n", cases[i].at,
+                          cases[i].value, mx_err_name(cases[i].err), cases[i].text, mx_err_name(err),
+                          eb.text);
+            fail();
+        }
+    }
+    mx_disk_page_encode(&p, bytes);
+    assert_int_equal(mx_disk_page_decode(&back, bytes, 4095, NULL), MX_E_CORRUPT);
+    assert_int_equal(mx_disk_page_decode(&back, NULL, 0, NULL), MX_E_CORRUPT);
+}
+
+/* Root 11 ..., session 33 ..., pages 44 ... and 55 ..., 100 tokens, end of turn. */
+static void make_manifest(mx_buf *out)
+{
+    const mx_hash256 ids[2] = {filled(0x44), filled(0x55)};
+    mx_disk_manifest m = {.root = filled(0x11),
+                          .session_id = filled(0x33),
+                          .entry_kind = MX_DISK_ENTRY_TURN,
+                          .n_tokens = 100,
+                          .n_pages = 2,
+                          .page_ids = ids,
+                          .created_s = 1700000000};
+    mx_disk_manifest_encode(out, &m);
+    assert_false(out->failed);
+}
+
+static void test_manifest_bytes(void **arg)
+{
+    (void)arg;
+    uint8_t want[256 + 64] = {0};
+    mx_buf got = {0};
+    make_manifest(&got);
+    memcpy(want, "\x89MXSESS\n", 8);
+    want[8] = 1;
+    want[13] = 1;                                 /* header length 256 */
+    memset(want + 32, 0x11, 32);
+    memset(want + 64, 0x33, 32);
+    want[96] = 1;                                 /* end of turn */
+    want[100] = 64;
+    want[104] = 100;
+    want[112] = 2;
+    memcpy(want + 128, "\x00\xF1\x53\x65", 4);    /* 1,700,000,000 */
+    memcpy(want + 144, "mtplx file-format 1", 19);
+    memset(want + 256, 0x44, 32);
+    memset(want + 288, 0x55, 32);
+    put_sum(want + 176, want + 256, 64);
+    put_sum(want + 240, want, 240);
+    assert_int_equal(got.len, sizeof want);
+    assert_memory_equal(got.ptr, want, sizeof want);
+    check_golden(want, sizeof want, golden_manifest);
+    mx_disk_manifest m;
+    assert_int_equal(mx_disk_manifest_decode(&m, want, sizeof want, NULL), MX_OK);
+    assert_int_equal(m.n_pages, 2);
+    assert_int_equal(m.n_tokens, 100);
+    assert_int_equal(m.entry_kind, 1);
+    assert_int_equal(m.created_s, 1700000000);
+    assert_int_equal(m.page_ids[1].b[31], 0x55);
+    mx_buf_free(&got);
+}
+
+static void test_manifest_errors(void **arg)
+{
+    (void)arg;
+    static const struct {
+        size_t at;
+        uint8_t value;
+        bool has_new_sum;
+        mx_err err;
+        const char *text;
+    } cases[] = {
+        {1, 'm', true, MX_E_CORRUPT, "magic"},
+        {112, 3, false, MX_E_CORRUPT, "header checksum"},
+        {8, 3, true, MX_E_UNSUPPORTED, "version 3"},
+        {23, 0x80, true, MX_E_UNSUPPORTED, "incompatible features 8000000000000000"},
+        {12, 1, true, MX_E_UNSUPPORTED, "header length"},
+        {140, 1, true, MX_E_CORRUPT, "zero field"},
+        {239, 1, true, MX_E_CORRUPT, "zero field"},
+        {96, 2, true, MX_E_CORRUPT, "entry kind"},
+        {100, 65, true, MX_E_CORRUPT, "page size"},
+        {112, 0, true, MX_E_CORRUPT, "number of pages or states"},
+        {115, 0xFF, true, MX_E_CORRUPT, "number of pages or states"},
+        {116, 3, true, MX_E_CORRUPT, "number of pages or states"},
+        {104, 64, true, MX_E_CORRUPT, "n_tokens"},
+        {104, 129, true, MX_E_CORRUPT, "n_tokens"},
+        {111, 0xFF, true, MX_E_CORRUPT, "n_tokens"},
+        {136, 2, true, MX_E_CORRUPT, "origin"},
+        {127, 0xFF, true, MX_E_CORRUPT, "tool map length"},
+        {120, 1, true, MX_E_CORRUPT, "size"},
+        {116, 1, true, MX_E_CORRUPT, "size"},
+        {256, 0x45, false, MX_E_CORRUPT, "body checksum"},
+        {319, 0, false, MX_E_CORRUPT, "body checksum"},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        mx_errbuf eb = {""};
+        mx_buf b = {0};
+        make_manifest(&b);
+        uint8_t *bytes = (uint8_t *)b.ptr;
+        bytes[cases[i].at] = cases[i].value;
+        if (cases[i].has_new_sum) {
+            put_sum(bytes + 240, bytes, 240);
+        }
+        mx_disk_manifest m;
+        mx_err err = mx_disk_manifest_decode(&m, bytes, b.len, &eb);
+        if (err != cases[i].err || strcmp(eb.text, cases[i].text) != 0) {
+            print_message("byte %zu = %u: expected %s \"%s\", got %s \"%s\"\n", cases[i].at,
+                          cases[i].value, mx_err_name(cases[i].err), cases[i].text, mx_err_name(err),
+                          eb.text);
+            fail();
+        }
+        mx_buf_free(&b);
+    }
+}
+
+/* The larger form of one page needs the smaller forms of partial pages to differ in size: a file's
+ * length says how many rows it has. */
+static void test_sizes_differ(void **arg)
+{
+    (void)arg;
+    for (uint32_t n = 2; n <= 64; n++) {
+        assert_true(mx_disk_payload_bytes(&tiny, n) > mx_disk_payload_bytes(&tiny, n - 1));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_page_bytes),      cmocka_unit_test(test_page_errors),
+        cmocka_unit_test(test_manifest_bytes),  cmocka_unit_test(test_manifest_errors),
+        cmocka_unit_test(test_sizes_differ),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
