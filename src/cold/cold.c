@@ -316,7 +316,11 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     c->wall_start_s = mx_wall_s();
     c->boot_start_us = mx_boottime_us();
     fill_tuning(c, &cfg->tuning);
-    c->dir = mx_strdup(cfg->dir);
+    size_t dir_len = strlen(cfg->dir);
+    while (dir_len > 1 && cfg->dir[dir_len - 1] == '/') {
+        dir_len--; /* with a slash behind it a symbolic link would be followed */
+    }
+    c->dir = mx_strndup(cfg->dir, dir_len);
     c->model_json = cfg->model_json != NULL ? mx_strdup(cfg->model_json) : NULL;
     c->index = mx_cold_index_create();
     c->writer_head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
