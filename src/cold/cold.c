@@ -533,9 +533,12 @@ uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f)
     return limit;
 }
 
-uint64_t mx_cold_low_water(uint64_t limit)
+uint64_t mx_cold_low_water(const mx_cold *c, uint64_t limit)
 {
-    return limit - limit / 16;
+    enum { FREE_PAGES = 8 }; /* at least, unless that is more than half of a small folder */
+    uint64_t room = (c->page_bytes + MX_DISK_PAYLOAD_AT) * FREE_PAGES;
+    room = room < limit / 2 ? room : limit / 2;
+    return limit - (room > limit / 16 ? room : limit / 16);
 }
 
 int64_t mx_cold_now_s(const mx_cold *c)

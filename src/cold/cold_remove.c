@@ -233,7 +233,7 @@ mx_err mx_cold_remove_all(const char *dir, uint64_t *n_files, uint64_t *n_bytes,
         return err;
     }
     int v1 = openat(fd, "v1", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    int lock = v1 >= 0 ? openat(v1, "gc.lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
+    int lock = v1 >= 0 ? openat(v1, "gc.lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK) : -1;
     if (lock >= 0) {
         flock(lock, LOCK_EX); /* a sweep of a running server ends first */
     }

@@ -98,7 +98,7 @@ void mx_cold_want_sweep(mx_cold *c);
 /* The limit in bytes; settles the default the first time a folder is at hand. */
 uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f);
 /* What is kept free below the limit by sweeping, so that the writer need not drop pages. */
-uint64_t mx_cold_low_water(uint64_t limit);
+uint64_t mx_cold_low_water(const mx_cold *c, uint64_t limit);
 
 /* Where a page is wanted; fields that are NULL are not known to the caller. */
 typedef struct mx_cold_want {

@@ -430,7 +430,7 @@ static void mark_superfluous(sweep *s, bool *marked)
 /* Oldest first, down to the low water; files are sorted by time. */
 static void mark_over_budget(const sweep *s, bool *marked, uint64_t limit)
 {
-    uint64_t low = mx_cold_low_water(limit), left = s->total_bytes;
+    uint64_t low = mx_cold_low_water(s->c, limit), left = s->total_bytes;
     for (size_t i = 0; i < s->n_files && left > low; i++) {
         const file_entry *e = &s->files[i];
         if (!e->is_gone && (e->kind == FILE_PAGE || e->kind == FILE_SESSION)

@@ -26,7 +26,7 @@ static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
     pthread_mutex_lock(&c->lock);
     uint64_t used = c->stats.bytes;
     pthread_mutex_unlock(&c->lock);
-    if (used + need > mx_cold_low_water(limit)) {
+    if (used + need > mx_cold_low_water(c, limit)) {
         mx_cold_want_sweep(c);
     }
     if (used + need > limit) {

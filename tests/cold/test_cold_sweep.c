@@ -1,0 +1,530 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What is deleted, what is left alone, and which folders are refused.
+ */
+#include "cold/cold_help.h"
+
+#include <sys/file.h>
+#include <sys/mount.h>
+
+typedef struct state {
+    char dir[256], root_dir[400];
+    mx_hash256 root;
+    mx_cold_config cfg;
+    talk talk, other;
+} state;
+
+static int setup(void **arg)
+{
+    state *s = calloc(1, sizeof *s);
+    help_make_folder(s->dir);
+    s->root = help_root(1);
+    s->cfg = help_config(s->dir, &s->root);
+    s->cfg.tuning.delete_age_s = -1;
+    char hex[65];
+    mx_hash256_hex(&s->root, hex);
+    snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, hex);
+    *arg = s;
+    return 0;
+}
+
+static int teardown(void **arg)
+{
+    state *s = *arg;
+    help_remove_tree(s->dir);
+    free(s);
+    return 0;
+}
+
+static void set_age(const char *path, int64_t age_s)
+{
+    struct timespec times[2] = {{time(NULL) - age_s, 0}, {time(NULL) - age_s, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
+}
+
+static void age_one(const char *path, void *arg)
+{
+    set_age(path, *(const int64_t *)arg);
+}
+
+static void add_size(const char *path, void *arg)
+{
+    struct stat st;
+    assert_int_equal(lstat(path, &st), 0);
+    *(uint64_t *)arg += (uint64_t)st.st_size;
+}
+
+static uint64_t bytes_below(const char *path)
+{
+    uint64_t bytes = 0;
+    help_each_file(path, "", add_size, &bytes);
+    return bytes;
+}
+
+static void sweep(mx_cold *c)
+{
+    assert_true(mx_cold_sweep(c, 20000000));
+}
+
+static void test_over_budget_goes_leaf_first(void **arg)
+{
+    state *s = *arg;
+    enum { PAGES = 10, FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES };
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, PAGES * 64);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    usleep(20000); /* the step of file times */
+    talk_make(&s->other, &s->root, 2, 0, PAGES * 64);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    mx_cold_close(c);
+
+    s->cfg.max_bytes = 25 * FILE_BYTES;
+    c = help_open(&s->cfg);
+    sweep(c);
+    char v1[300];
+    snprintf(v1, sizeof v1, "%s/v1", s->dir);
+    assert_true(bytes_below(v1) <= s->cfg.max_bytes);
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    assert_true(st.bytes <= s->cfg.max_bytes);
+    assert_int_equal(st.bytes + strlen(s->cfg.model_json), bytes_below(v1));
+    assert_true(st.files_swept > 0);
+    /* The older one has lost its end, not its beginning; the younger one nothing. */
+    assert_int_equal(help_read_talk(c, &s->other, s->other.n), s->other.n);
+    size_t left = help_read_talk(c, &s->talk, s->talk.n);
+    assert_true(left >= 2 * 64 && left < s->talk.n);
+    assert_int_equal(left % 64, 0);
+    for (size_t i = 0; i < PAGES; i++) {
+        assert_int_equal(mx_cold_has_page(c, &s->talk.ids[i]), i < left / 64);
+    }
+    mx_cold_close(c);
+    assert_int_equal(help_count(s->root_dir, ".page"), PAGES + left / 64);
+}
+
+/* Used last = deleted last, also when it was written first. */
+static void test_reading_makes_young(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 640);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    talk_make(&s->other, &s->root, 2, 0, 640);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    int64_t age = 5000;
+    help_each_file(s->root_dir, ".page", age_one, &age);
+    assert_int_equal(help_read_talk(c, &s->talk, 640), 640);
+    mx_cold_close(c);
+    s->cfg.max_bytes = 24 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
+    c = help_open(&s->cfg);
+    sweep(c);
+    assert_int_equal(help_read_talk(c, &s->talk, 640), 640);
+    assert_true(help_read_talk(c, &s->other, 640) < 640);
+    mx_cold_close(c);
+}
+
+static void test_young_files_are_never_deleted(void **arg)
+{
+    state *s = *arg;
+    s->cfg.tuning.delete_age_s = 0; /* the default: 10 minutes */
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 640);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    mx_cold_close(c);
+    s->cfg.max_bytes = 4 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
+    c = help_open(&s->cfg);
+    sweep(c);
+    assert_int_equal(help_count(s->root_dir, ".page"), 10);
+    /* Over the limit nothing is added, and that is not a fault of the folder. */
+    talk_make(&s->other, &s->root, 2, 0, 64);
+    assert_int_equal(help_write_page(c, &s->other, 0), MX_E_FULL);
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    assert_false(st.is_degraded);
+    assert_int_equal(st.dropped_full, 1);
+    int64_t age = 599;
+    help_each_file(s->root_dir, ".page", age_one, &age);
+    sweep(c);
+    assert_int_equal(help_count(s->root_dir, ".page"), 10);
+    age = 700;
+    help_each_file(s->root_dir, "", age_one, &age);
+    sweep(c);
+    assert_true(help_count(s->root_dir, ".page") <= 4);
+    assert_int_equal(help_write_page(c, &s->other, 0), MX_OK);
+    mx_cold_close(c);
+}
+
+/* The writer that runs out of room starts the sweep by itself. */
+static void test_writer_starts_the_sweep(void **arg)
+{
+    state *s = *arg;
+    s->cfg.max_bytes = 40 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
+    s->cfg.tuning.retry_us = 1000;
+    mx_cold *c = help_open(&s->cfg);
+    size_t n_ok = 0;
+    for (uint64_t i = 0; i < 40; i++) {
+        talk_make(&s->talk, &s->root, i, 0, 4 * 64);
+        n_ok += help_write_talk(c, &s->talk) == MX_OK;
+        usleep(2000);
+        mx_cold_stats st;
+        mx_cold_get_stats(c, &st);
+        assert_true(bytes_below(s->root_dir) <= s->cfg.max_bytes + 4096);
+    }
+    assert_true(n_ok > 20);
+    sweep(c);
+    mx_cold_close(c);
+    assert_true(help_count(s->root_dir, ".page") >= 20);
+}
+
+static void test_superseded_partial_pages_go(void **arg)
+{
+    state *s = *arg;
+    for (int reopen = 0; reopen < 2; reopen++) {
+        mx_cold *c = help_open(&s->cfg);
+        talk_make(&s->talk, &s->root, (uint64_t)reopen, 0, 64 + 20);
+        assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+        /* A branch that leaves inside of the partial page keeps it alive. */
+        s->other = s->talk;
+        talk_make(&s->other, &s->root, 77, 64 + 10, 128);
+        assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+        sweep(c);
+        assert_int_equal(help_read_talk(c, &s->talk, 84), 84);
+        assert_int_equal(help_count(s->root_dir, ".session"), 2);
+        /* Now the same conversation goes on, and the partial page is part of a full one. */
+        talk_cut(&s->talk, 128 + 5);
+        assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+        if (reopen) { /* known by manifests and page heads alone */
+            mx_cold_close(c);
+            c = help_open(&s->cfg);
+        }
+        sweep(c);
+        sweep(c);
+        talk_cut(&s->talk, 84);
+        assert_false(mx_cold_has_page(c, &s->talk.ids[1]));
+        assert_int_equal(help_count(s->root_dir, ".page"), 1 + 1 + 1 + 1);
+        assert_int_equal(help_count(s->root_dir, ".session"), 2);
+        assert_int_equal(help_read_talk(c, &s->talk, 84), 84); /* rows of the full page */
+        assert_int_equal(help_read_talk(c, &s->other, 128), 128);
+        mx_cold_close(c);
+        help_remove_tree(s->dir);
+    }
+}
+
+static void test_superfluous_manifests_go(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 64);
+    for (int i = 1; i <= 5; i++) {
+        talk_cut(&s->talk, (size_t)i * 64);
+        assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    }
+    assert_int_equal(help_count(s->root_dir, ".session"), 5);
+    sweep(c);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1);
+    /* Its first page is gone: the rest can never be reached. */
+    char hex[65], path[700];
+    mx_hash256_hex(&s->talk.ids[0], hex);
+    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    assert_int_equal(unlink(path), 0);
+    sweep(c);
+    assert_int_equal(help_count(s->root_dir, ".session"), 0);
+    assert_false(mx_cold_has_page(c, &s->talk.ids[0]));
+    mx_cold_close(c);
+}
+
+static void spill(const state *s, const char *name, int64_t age_s)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
+    help_spill(path, (const uint8_t *)"x", 1);
+    set_age(path, age_s);
+}
+
+static bool is_there(const state *s, const char *name)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
+    return access(path, F_OK) == 0;
+}
+
+static void test_leftovers_and_foreign_names(void **arg)
+{
+    state *s = *arg;
+    char path[700];
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 70);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    snprintf(path, sizeof path, "%s/trash", s->root_dir);
+    mkdir(path, 0700);
+    snprintf(path, sizeof path, "%s/quarantine", s->root_dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    spill(s, "sessions/.tmp-1-old", 4000);
+    spill(s, "sessions/.tmp-2-young", 3000);
+    spill(s, "sessions/notes.txt", 900000);
+    spill(s, "trash/something.page", 10);
+    spill(s, "README", 900000);
+    for (int i = 0; i < 200; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "quarantine/bad%03d", i);
+        spill(s, name, 10000 - i);
+    }
+    snprintf(path, sizeof path, "%s/v2", s->dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/v1/gc.lock", s->dir);
+    int lock = open(path, O_RDWR | O_CREAT, 0600);
+    assert_true(lock >= 0);
+    /* Somebody else deletes now: we do not. */
+    assert_int_equal(flock(lock, LOCK_EX | LOCK_NB), 0);
+    sweep(c);
+    assert_true(is_there(s, "sessions/.tmp-1-old"));
+    assert_true(is_there(s, "trash/something.page"));
+    close(lock);
+    sweep(c);
+    assert_false(is_there(s, "sessions/.tmp-1-old"));
+    assert_true(is_there(s, "sessions/.tmp-2-young"));
+    assert_true(is_there(s, "sessions/notes.txt"));
+    assert_true(is_there(s, "README"));
+    assert_false(is_there(s, "trash/something.page"));
+    assert_false(is_there(s, "quarantine/bad000"));
+    assert_true(is_there(s, "quarantine/bad199"));
+    assert_int_equal(help_count(s->root_dir, "") >= 128, true);
+    assert_int_equal(help_read_talk(c, &s->talk, 70), 70);
+    mx_cold_close(c);
+}
+
+/* A clock that was wrong once must not make a file eternal. */
+static void test_times_in_the_future(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 64);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    int64_t age = -1000000;
+    help_each_file(s->root_dir, ".page", age_one, &age);
+    sweep(c);
+    char hex[65], path[700];
+    struct stat st;
+    mx_hash256_hex(&s->talk.ids[0], hex);
+    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_mtime <= time(NULL) + 1);
+    mx_cold_close(c);
+}
+
+/* Files of another model count, and are the first to go when they are the oldest. */
+static void test_limit_covers_all_models(void **arg)
+{
+    state *s = *arg;
+    mx_hash256 elder = help_root(9);
+    mx_cold_config cfg = s->cfg;
+    cfg.root = elder;
+    mx_cold *c = help_open(&cfg);
+    talk_make(&s->other, &elder, 1, 0, 640);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    mx_cold_close(c);
+    int64_t age = 100;
+    help_each_file(s->dir, ".page", age_one, &age);
+    s->cfg.max_bytes = 16 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
+    c = help_open(&s->cfg);
+    sweep(c);
+    talk_make(&s->talk, &s->root, 1, 0, 256);
+    mx_err err = help_write_talk(c, &s->talk);
+    for (int i = 0; err != MX_OK && i < 5; i++) {
+        sweep(c);
+        err = help_write_talk(c, &s->talk);
+    }
+    sweep(c);
+    assert_int_equal(help_read_talk(c, &s->talk, 256), 256);
+    assert_true(help_count(s->dir, ".page") <= 8);
+    assert_int_equal(help_count(s->root_dir, ".page"), 4);
+    mx_cold_close(c);
+}
+
+/* ---- folders that are refused ----------------------------------------------------------------- */
+
+static void check_refused(state *s, const char *why)
+{
+    talk_make(&s->talk, &s->root, 1, 0, 70);
+    mx_cold *c = help_open(&s->cfg);
+    mx_err err = help_write_page(c, &s->talk, 0);
+    assert_true(err == MX_E_DENIED || err == MX_E_IO); /* the latter when the sweep met it first */
+    assert_int_equal(help_read_talk(c, &s->talk, 70), 0);
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    if (!st.is_degraded || strstr(st.degraded_reason, why) == NULL) {
+        print_message("expected \"%s\", got \"%s\"\n", why, st.degraded_reason);
+        fail();
+    }
+    mx_cold_close(c);
+}
+
+static void test_refused_folders(void **arg)
+{
+    state *s = *arg;
+    char link[300], path[700], target[300];
+    /* writable by others */
+    assert_int_equal(chmod(s->dir, 0777), 0);
+    check_refused(s, "others can write");
+    assert_int_equal(chmod(s->dir, 0720), 0);
+    check_refused(s, "others can write");
+    assert_int_equal(chmod(s->dir, 0700), 0);
+    /* a symbolic link in its place, with and without a slash behind it */
+    snprintf(target, sizeof target, "%s/target", s->dir);
+    snprintf(link, sizeof link, "%s/link", s->dir);
+    assert_int_equal(mkdir(target, 0700), 0);
+    assert_int_equal(symlink(target, link), 0);
+    s->cfg.dir = link;
+    check_refused(s, "cannot open the folder");
+    snprintf(path, sizeof path, "%s/", link);
+    s->cfg.dir = path;
+    check_refused(s, "cannot open the folder");
+    /* a link one level below */
+    snprintf(path, sizeof path, "%s/v1", s->dir);
+    assert_int_equal(symlink(target, path), 0);
+    s->cfg.dir = s->dir;
+    check_refused(s, "cannot open the folder v1");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(help_count(target, ""), 0);
+    /* a file in its place */
+    snprintf(path, sizeof path, "%s/file", s->dir);
+    help_spill(path, (const uint8_t *)"x", 1);
+    s->cfg.dir = path;
+    check_refused(s, "cannot open the folder");
+    /* somebody else's */
+    if (geteuid() == 0) {
+        assert_int_equal(chown(target, 65534, 65534), 0);
+        s->cfg.dir = target;
+        check_refused(s, "belongs to user 65534");
+    } else {
+        print_message("skipped: only root can make a folder that belongs to somebody else\n");
+    }
+}
+
+static void test_removed_while_running(void **arg)
+{
+    state *s = *arg;
+    s->cfg.tuning.retry_us = 1;
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 200);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+        assert_int_equal(help_read_talk(c, &s->talk, 200), 200);
+        help_remove_tree(s->dir);
+        assert_int_equal(help_read_talk(c, &s->talk, 200), 0);
+        /* The index still believes in the pages; the manifest finds out. */
+        assert_int_equal(help_write_session(c, &s->talk), MX_E_NOT_FOUND);
+        assert_false(mx_cold_has_page(c, &s->talk.ids[0]));
+    }
+    mx_cold_close(c);
+}
+
+static void test_small_and_vanishing_disk(void **arg)
+{
+    state *s = *arg;
+    char disk[300], dir[400];
+    snprintf(disk, sizeof disk, "%s/disk", s->dir);
+    assert_int_equal(mkdir(disk, 0700), 0);
+    if (mount("tmpfs", disk, "tmpfs", 0, "size=256k,mode=700") != 0) {
+        print_message("skipped: a small tmpfs cannot be mounted (%s)\n", strerror(errno));
+        skip();
+    }
+    snprintf(dir, sizeof dir, "%s/cache", disk);
+    s->cfg.dir = dir;
+    s->cfg.tuning.retry_us = 1;
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, MAX_PAGES * 64);
+    mx_err err = help_write_talk(c, &s->talk);
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    size_t got = help_read_talk(c, &s->talk, s->talk.n);
+    int gone = umount2(disk, MNT_DETACH);
+    assert_int_equal(gone, 0);
+    mx_err after = help_write_page(c, &s->talk, 0);
+    mx_cold_close(c);
+    assert_int_equal(err, MX_E_FULL);
+    assert_true(st.pages_written > 5 && st.pages_written < MAX_PAGES);
+    assert_true(got >= 5 * 64);
+    assert_int_equal(after, MX_E_DENIED);
+    assert_int_equal(help_count(disk, ""), 0); /* the disk below is not filled instead */
+}
+
+/* ---- mtplx cache rm --all --------------------------------------------------------------------- */
+
+static void test_remove_all(void **arg)
+{
+    state *s = *arg;
+    uint64_t n_files, n_bytes;
+    char path[700], away[300];
+    mx_errbuf eb = {""};
+    snprintf(away, sizeof away, "%s-away", s->dir);
+    /* absent, empty */
+    assert_int_equal(mx_cold_remove_all(away, &n_files, &n_bytes, &eb), MX_OK);
+    assert_int_equal(n_files, 0);
+    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, &eb), MX_OK);
+    /* somebody's folder, even with a v1 in it */
+    snprintf(path, sizeof path, "%s/v1", s->dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/v1/thesis.tex", s->dir);
+    help_spill(path, (const uint8_t *)"x", 1);
+    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, &eb), MX_E_INVALID);
+    assert_non_null(strstr(eb.text, "does not look like"));
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(unlink(path), 0);
+    /* ours, with everything that can be in it */
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 300);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    sweep(c);
+    mx_cold_close(c);
+    snprintf(path, sizeof path, "%s/quarantine", s->root_dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    char hex[65];
+    mx_hash256_hex(&s->talk.ids[0], hex);
+    snprintf(path, sizeof path, "quarantine/%s.page.reason", hex);
+    spill(s, path, 0);
+    uint64_t before = bytes_below(s->dir);
+    size_t n_before = help_count(s->dir, "");
+    /* a name that is not ours, and a link where a page could be: both stay, and the rest goes */
+    help_spill(away, (const uint8_t *)"keep", 4);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    assert_int_equal(symlink(away, path), 0);
+    eb.text[0] = '\0';
+    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, &eb), MX_OK);
+    assert_non_null(strstr(eb.text, "left alone"));
+    assert_int_equal(n_files, n_before - 1); /* all but the marker */
+    assert_int_equal(access(away, F_OK), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, &eb), MX_OK);
+    assert_int_equal(n_files, 1);
+    assert_true(before > 0);
+    assert_int_equal(help_count(s->dir, ""), 0);
+    assert_int_equal(rmdir(s->dir), 0); /* really empty */
+    assert_int_equal(mkdir(s->dir, 0700), 0);
+    assert_int_equal(unlink(away), 0);
+    /* a link to a cache is not a cache */
+    assert_int_equal(symlink(s->dir, away), 0);
+    assert_int_equal(mx_cold_remove_all(away, &n_files, &n_bytes, &eb), MX_E_DENIED);
+    assert_int_equal(unlink(away), 0);
+}
+
+int main(void)
+{
+    mx_log_set_level(MX_LOG_ERROR);
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        T(test_over_budget_goes_leaf_first),
+        T(test_reading_makes_young),
+        T(test_young_files_are_never_deleted),
+        T(test_writer_starts_the_sweep),
+        T(test_superseded_partial_pages_go),
+        T(test_superfluous_manifests_go),
+        T(test_leftovers_and_foreign_names),
+        T(test_times_in_the_future),
+        T(test_limit_covers_all_models),
+        T(test_refused_folders),
+        T(test_removed_while_running),
+        T(test_small_and_vanishing_disk),
+        T(test_remove_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
