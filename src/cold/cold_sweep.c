@@ -573,7 +573,9 @@ static void run(sweep *s)
     if (is_whole) {
         mx_cold_index_scan_end(c->index);
     }
-    qsort(s->files, s->n_files, sizeof *s->files, compare_time);
+    if (s->n_files > 0) {
+        qsort(s->files, s->n_files, sizeof *s->files, compare_time);
+    }
     load_manifests(s);
     if (lock >= 0 && is_whole) {
         delete_superfluous(s);
