@@ -79,6 +79,7 @@ void mx_tokenizer_destroy(mx_tokenizer *t)
     mx_free(t->piece_at);
     mx_free(t->types);
     mx_free(t->is_eog);
+    mx_free(t->neighbours);
     mx_free(t->words.slots);
     mx_free(t->pairs);
     mx_free(t->merged);

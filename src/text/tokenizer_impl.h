@@ -70,6 +70,7 @@ struct mx_tokenizer {
     tok_hash words;
     uint32_t max_word_bytes;
     uint32_t byte_id[256];      /* the token of one byte, TOK_NONE = none */
+    uint8_t *neighbours;        /* bit x * 256 + y: some word has byte y behind byte x */
 
     /* TOK_BPE */
     tok_pair *pairs;
@@ -107,6 +108,12 @@ MX_INLINE mx_str tok_special_text(const mx_tokenizer *t, uint32_t id)
 mx_err tok_vocab_fill(mx_tokenizer *t, const mx_vocab_desc *d, mx_errbuf *eb);
 mx_err tok_merges_fill(mx_tokenizer *t, const mx_vocab_desc *d, mx_errbuf *eb);
 
+MX_INLINE bool tok_are_neighbours(const mx_tokenizer *t, char left, char right)
+{
+    unsigned bit = (unsigned)(uint8_t)left << 8 | (uint8_t)right;
+    return (t->neighbours[bit / 8] >> bit % 8 & 1) != 0;
+}
+
 /* The id of a piece that plain text can become, or TOK_NONE. */
 uint32_t tok_find_word(const mx_tokenizer *t, const char *p, size_t n);
 
@@ -116,17 +123,17 @@ size_t tok_unprintable(mx_str s, char *out, bool *is_pure);
 
 /* ---- merging ---------------------------------------------------------------------------------- */
 
-enum { TOK_INLINE_WORD = 64 };
+enum { TOK_BLOCK = 16, TOK_INLINE_WORD = 64 };
 
 /* Working memory of one word; starts on the caller's stack and grows to the heap for long words. */
 typedef struct tok_scratch {
     uint32_t *id;    /* [cap] symbol that starts at a byte */
     uint32_t *len;   /* [cap] bytes of the symbol, at its first and at its last byte */
     uint32_t *rank;  /* [cap] of merging the symbol with the next one; TOK_NONE elsewhere */
-    uint32_t *tree;  /* minima over blocks of ranks, for words of more than one block */
+    uint32_t *tree;  /* [2 * cap / TOK_BLOCK] minima over blocks of ranks, for more than one block */
     uint32_t *heap_memory; /* NULL while the arrays are the inline ones */
     size_t cap;
-    uint32_t inline_memory[3 * TOK_INLINE_WORD];
+    uint32_t inline_memory[3 * TOK_INLINE_WORD + 2 * TOK_INLINE_WORD / TOK_BLOCK];
 } tok_scratch;
 
 void tok_scratch_init(tok_scratch *s);

@@ -10,15 +10,18 @@
  *
  * Most words have a few bytes: the lowest rank is found by scanning. A long one (a text of one
  * letter, a page without blanks) must not cost its length squared: it gets a tree of minima over
- * blocks of 64 ranks, and each merge repairs one or two blocks and their paths. A priority queue would
- * do as well, but takes several times the memory (12 bytes per byte here) and keeps stale entries.
+ * blocks of 16 ranks, and each merge repairs one or two blocks and their paths. A priority queue would
+ * do as well, but takes several times the memory (12.5 bytes per byte here) and keeps stale entries.
+ *
+ * An SPM fragment is a whole text. Where two bytes meet that stand side by side in no token, nothing
+ * can ever merge across, so the text is cut there: in practice, in front of every blank.
  */
 #include "text/tokenizer_impl.h"
 
 #include "base/mem.h"
 #include "base/utf8.h"
 
-enum { BLOCK = TOK_INLINE_WORD }; /* so that the inline arrays never need a tree */
+enum { BLOCK = TOK_BLOCK };
 
 void tok_scratch_init(tok_scratch *s)
 {
@@ -27,7 +30,7 @@ void tok_scratch_init(tok_scratch *s)
     s->id = s->inline_memory;
     s->len = s->id + TOK_INLINE_WORD;
     s->rank = s->len + TOK_INLINE_WORD;
-    s->tree = NULL;
+    s->tree = s->rank + TOK_INLINE_WORD;
 }
 
 void tok_scratch_free(tok_scratch *s)
@@ -225,11 +228,9 @@ static mx_err push_bytes(const mx_tokenizer *t, const char *p, size_t n, mx_toke
     return MX_OK;
 }
 
-mx_err tok_merge(const mx_tokenizer *t, tok_scratch *s, const char *word, size_t n, mx_tokens *out)
+static mx_err merge_word(const mx_tokenizer *t, tok_scratch *s, const char *word, size_t n,
+                         mx_tokens *out)
 {
-    if (n >= UINT32_MAX / 2) {
-        return MX_E_LIMIT;
-    }
     size_t leaves = n_leaves(n);
     MX_TRY(reserve(s, n));
     first_symbols(t, s, word, n);
@@ -250,4 +251,20 @@ mx_err tok_merge(const mx_tokenizer *t, tok_scratch *s, const char *word, size_t
         }
     }
     return MX_OK;
+}
+
+mx_err tok_merge(const mx_tokenizer *t, tok_scratch *s, const char *word, size_t n, mx_tokens *out)
+{
+    if (n >= UINT32_MAX / 2) {
+        return MX_E_LIMIT;
+    }
+    size_t begin = 0;
+    /* SPM symbols are characters: a cut must not be inside one. */
+    for (size_t i = 1; i < n; i++) {
+        if (((uint8_t)word[i] & 0xC0) != 0x80 && !tok_are_neighbours(t, word[i - 1], word[i])) {
+            MX_TRY(merge_word(t, s, word + begin, i - begin, out));
+            begin = i;
+        }
+    }
+    return begin < n ? merge_word(t, s, word + begin, n - begin, out) : MX_OK;
 }

@@ -102,6 +102,10 @@ static void add_word(mx_tokenizer *t, uint32_t id)
     }
     /* Of two tokens with the same text the later one counts. */
     t->words.slots[at] = id + 1;
+    for (size_t i = 1; i < piece.len; i++) {
+        unsigned bit = (unsigned)(uint8_t)piece.ptr[i - 1] << 8 | (uint8_t)piece.ptr[i];
+        t->neighbours[bit / 8] |= (uint8_t)(1u << bit % 8);
+    }
     if (piece.len > t->max_word_bytes) {
         t->max_word_bytes = (uint32_t)piece.len;
     }
@@ -335,7 +339,10 @@ mx_err tok_vocab_fill(mx_tokenizer *t, const mx_vocab_desc *d, mx_errbuf *eb)
     t->piece_at = mx_calloc(d->n_tokens + 1, sizeof *t->piece_at);
     t->types = mx_calloc(d->n_tokens, 1);
     t->is_eog = mx_calloc(d->n_tokens, 1);
-    if (t->text_at == NULL || t->piece_at == NULL || t->types == NULL || t->is_eog == NULL) {
+    t->neighbours = mx_calloc(256 * 256 / 8, 1);
+    if (t->text_at == NULL || t->piece_at == NULL || t->types == NULL || t->is_eog == NULL ||
+        t->neighbours == NULL)
+    {
         return MX_E_NOMEM;
     }
     for (size_t b = 0; b < 256; b++) {
