@@ -371,7 +371,7 @@ static mx_err refuse(mx_bank *b, const mx_seq *seq, size_t n_bytes, mx_errbuf *e
     b->stats.refused_entries++;
     return mx_fail(eb, MX_E_FULL,
                    "SessionBank: an entry of %zu tokens needs %zu KiB; the budget is %zu KiB, of "
-                   "which %zu KiB are held, in part by running requests. A larger KV memory budget "
+                   "which %zu KiB are held, in part by running requests. A larger --kv-budget "
                    "keeps it",
                    seq->n_tokens, n_bytes >> 10, b->cfg.max_bytes >> 10, b->stats.bytes >> 10);
 }

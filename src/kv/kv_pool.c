@@ -186,7 +186,7 @@ static bool commit_slab(mx_kv_pool *p)
     if (n_bytes > 0) {
         if (mprotect(at, n_bytes, PROT_READ | PROT_WRITE) != 0 || !populate(at, n_bytes)) {
             mx_log(MX_LOG_WARN, "kv_pool_limited: reason=\"%s\" pages=%zu configured=%zu (a "
-                   "smaller KV memory budget avoids this)", strerror(errno), p->n_known,
+                   "smaller --kv-budget avoids this)", strerror(errno), p->n_known,
                    p->max_pages);
             p->max_pages = p->n_known;
             return false;

@@ -461,6 +461,7 @@ static void test_budget(void **state)
     compute(&f, &s, u, 500);
     assert_int_equal(mx_bank_snapshot_cache(f.bank, &s, MX_ENTRY_TURN, NULL, &eb), MX_E_FULL);
     assert_non_null(strstr(eb.text, "500 tokens"));
+    assert_non_null(strstr(eb.text, "--kv-budget"));
     check(&f);
     assert_match(lookup(&f, t, 300), 300, MX_RESTORE_EXACT_PREFIX);
     mx_bank_stats st;
