@@ -22,7 +22,7 @@ void mx_template_destroy(mx_template *t);
 typedef struct mx_render_limits {
     size_t max_output_bytes; /* 0 = 64 MiB */
     uint64_t max_steps;      /* 0 = 50 million */
-    uint32_t max_depth;      /* 0 = 200 nested calls, expressions, blocks */
+    uint32_t max_depth;      /* 0 = 1000 nested calls, expressions, blocks (256 KiB of stack) */
 } mx_render_limits;
 
 /* The outcome: UTF-8 text and which byte ranges of it are template markup (sorted, merged). */
@@ -35,7 +35,8 @@ typedef struct mx_rendered {
 void mx_rendered_free(mx_rendered *r);
 
 /* Renders with the variables of `context` (a dict). now_s: what strftime_now sees (seconds since
- * 1970, local time zone). MX_E_INVALID: the template refused or failed on this input; MX_E_LIMIT. */
+ * 1970, local time zone). MX_E_INVALID: the template refused or failed on this input; MX_E_LIMIT.
+ * */
 mx_err mx_template_render(const mx_template *t, mx_arena *arena, const mx_value *context,
                           int64_t now_s, const mx_render_limits *limits, mx_rendered *out,
                           mx_errbuf *eb);

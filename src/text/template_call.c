@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Looking into values and calling them: attributes, items, macros, and the sorting of arguments that
- * every builtin uses. `x.name` prefers a method, `x['name']` the key, as in Python.
+ * Looking into values and calling them: attributes, items, macros, and the sorting of arguments
+ * that every builtin uses. `x.name` prefers a method, `x['name']` the key, as in Python.
  */
 #include "text/template_internal.h"
 
@@ -85,15 +85,28 @@ mx_value *mx_item(mx_run *r, mx_value *x, mx_value *key)
     return mx_v_undefined(r, "%s object has no such element", mx_v_type_name(x));
 }
 
+static mx_value *or_absent(mx_value *x, mx_value *absent)
+{
+    return x != NULL && absent != NULL && mx_v_is(x, MX_V_UNDEFINED) ? absent : x;
+}
+
 mx_value *mx_path(mx_run *r, mx_value *x, const mx_value *path)
+{
+    return mx_path_or(r, x, path, NULL);
+}
+
+mx_value *mx_path_or(mx_run *r, mx_value *x, const mx_value *path, mx_value *absent)
 {
     if (path == NULL || mx_v_is(path, MX_V_NONE)) {
         return x;
     }
     if (!mx_v_is(path, MX_V_STRING)) {
         int64_t i;
-        return mx_v_as_int(path, &i) ? mx_item(r, x, mx_v_int(r, i))
-                                     : mx_run_fail(r, MX_E_INVALID, "an attribute must be a name");
+        if (!mx_v_as_int(path, &i)) {
+            return mx_run_fail(r, MX_E_INVALID, "an attribute must be a name");
+        }
+        mx_value *key = mx_v_int(r, i);
+        return key == NULL ? NULL : or_absent(mx_item(r, x, key), absent);
     }
     size_t at = 0;
     while (x != NULL && at <= path->s.len) {
@@ -108,7 +121,7 @@ mx_value *mx_path(mx_run *r, mx_value *x, const mx_value *path)
             i = is_index ? i * 10 + (c - '0') : 0;
         }
         key = is_index && key != NULL ? mx_v_int(r, i) : key;
-        x = key == NULL ? NULL : mx_item(r, x, key);
+        x = key == NULL ? NULL : or_absent(mx_item(r, x, key), absent);
         at = end + 1;
     }
     return x;
@@ -200,7 +213,8 @@ static bool bind_macro(mx_run *r, const mx_macro *m, const mx_args *args, mx_sco
         mx_value *v = ps->defaults[i] != NULL
                           ? mx_eval(r, ps->defaults[i], s)
                           : mx_v_undefined(r, "parameter '%.*s' was not provided",
-                                           (int)mx_min_size(ps->names[i].len, 80), ps->names[i].ptr);
+                                           (int)mx_min_size(ps->names[i].len, 80),
+                                           ps->names[i].ptr);
         if (!mx_scope_set(r, s, ps->syms[i], v)) {
             return false;
         }

@@ -21,7 +21,8 @@ static mx_value *eval_name(mx_run *r, const mx_node *n, mx_scope *s)
     mx_pair *p = mx_dict_find_str(&r->context->dict, n->name);
     mx_value *v = p != NULL ? p->value : mx_find_global(r, n->name);
     if (v == NULL && r->err == MX_OK) {
-        v = mx_v_undefined(r, "'%.*s' is undefined", (int)mx_min_size(n->name.len, 80), n->name.ptr);
+        v = mx_v_undefined(r, "'%.*s' is undefined", (int)mx_min_size(n->name.len, 80),
+                           n->name.ptr);
     }
     r->globals[n->sym] = v;
     return v;
@@ -68,7 +69,7 @@ static mx_value *eval_slice(mx_run *r, const mx_node *n, mx_scope *s)
     if (mx_v_is(x, MX_V_STRING) || (mx_v_is(x, MX_V_LIST) && x->sub <= MX_SEQ_RANGE)) {
         return mx_v_slice(r, x, parts[0], parts[1], parts[2]);
     }
-    return mx_v_undefined(r, "a %s cannot be sliced", mx_v_type_name(x));
+    return mx_run_fail(r, MX_E_INVALID, "a %s cannot be sliced", mx_v_type_name(x));
 }
 
 /* and, or: an operand, not a boolean. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Statements at work, and the entry of a rendering. Scopes are lexical: a macro looks up names where
- * it was defined, each iteration of a loop starts with an empty scope, `if` has none of its own.
- * A loop's scope is recycled from one iteration to the next unless a macro has been made in it.
+ * Statements at work, and the entry of a rendering. Scopes are lexical: a macro looks up names
+ * where it was defined, each iteration of a loop starts with an empty scope, `if` has none of its
+ * own. A loop's scope is recycled from one iteration to the next unless a macro has been made in
+ * it.
  */
 #include "text/template_internal.h"
 
@@ -11,7 +12,7 @@
 enum {
     DEFAULT_OUTPUT_BYTES = 64 << 20,
     DEFAULT_STEPS = 50 * 1000 * 1000,
-    DEFAULT_DEPTH = 200,
+    DEFAULT_DEPTH = 1000,
 };
 
 mx_scope *mx_scope_new(mx_run *r, mx_scope *outer)
@@ -73,7 +74,7 @@ static bool assign_attribute(mx_run *r, const mx_node *target, mx_scope *s, mx_v
         return false;
     }
     if (!mx_v_is_other(ns, MX_O_NAMESPACE)) {
-        mx_run_fail(r, MX_E_INVALID, "cannot assign an attribute of something that is no namespace");
+        mx_run_fail(r, MX_E_INVALID, "only a namespace's attributes can be assigned");
         return false;
     }
     return mx_v_put(r, ns, mx_v_text(r, target->name.ptr, target->name.len, true), v);

@@ -160,12 +160,13 @@ static bool merge_sort(mx_run *r, keyed *v, keyed *spare, size_t n, bool reverse
 }
 
 /* The sort key of an item: its attribute, or a list of them for "a,b". */
-static mx_value *sort_key(mx_run *r, mx_value *item, const mx_value *path, bool case_sensitive)
+static mx_value *sort_key(mx_run *r, mx_value *item, const mx_value *path, bool case_sensitive,
+                          mx_value *absent)
 {
     if (path == NULL || !mx_v_is(path, MX_V_STRING) ||
         memchr(path->s.ptr, ',', path->s.len) == NULL)
     {
-        return fold(r, mx_path(r, item, path), case_sensitive);
+        return fold(r, mx_path_or(r, item, path, absent), case_sensitive);
     }
     mx_value *key = mx_v_seq(r, MX_SEQ_LIST, 2);
     for (size_t at = 0; at <= path->s.len;) {
@@ -183,7 +184,7 @@ static mx_value *sort_key(mx_run *r, mx_value *item, const mx_value *path, bool 
 }
 
 static mx_value *sorted(mx_run *r, mx_value *items, const mx_value *path, bool case_sensitive,
-                        bool reverse)
+                        bool reverse, mx_value *absent)
 {
     size_t n = items == NULL ? 0 : items->seq.n;
     keyed *v = mx_run_array(r, n, sizeof *v), *spare = mx_run_array(r, n, sizeof *spare);
@@ -192,7 +193,8 @@ static mx_value *sorted(mx_run *r, mx_value *items, const mx_value *path, bool c
         return NULL;
     }
     for (size_t i = 0; i < n; i++) {
-        v[i] = (keyed){sort_key(r, items->seq.items[i], path, case_sensitive), items->seq.items[i]};
+        v[i].item = items->seq.items[i];
+        v[i].key = sort_key(r, v[i].item, path, case_sensitive, absent);
         if (v[i].key == NULL) {
             return NULL;
         }
@@ -216,7 +218,7 @@ static mx_value *f_sort(mx_run *r, mx_value *v, const mx_args *args)
     static const char *const names[] = {"reverse", "case_sensitive", "attribute"};
     mx_value *a[3];
     return mx_bind(r, "sort", args, names, 3, 0, a)
-               ? sorted(r, mx_v_list_of(r, v), a[2], is_set(a[1]), is_set(a[0])) : NULL;
+               ? sorted(r, mx_v_list_of(r, v), a[2], is_set(a[1]), is_set(a[0]), NULL) : NULL;
 }
 
 static mx_value *f_dictsort(mx_run *r, mx_value *v, const mx_args *args)
@@ -233,7 +235,7 @@ static mx_value *f_dictsort(mx_run *r, mx_value *v, const mx_args *args)
                     mx_str_eq(mx_v_str(a[1]), MX_STR("value"));
     mx_value *pairs = f_items(r, v, &(mx_args){0});
     mx_value *at = mx_v_int(r, by_value);
-    return at == NULL ? NULL : sorted(r, pairs, at, is_set(a[0]), is_set(a[2]));
+    return at == NULL ? NULL : sorted(r, pairs, at, is_set(a[0]), is_set(a[2]), NULL);
 }
 
 static mx_value *extreme(mx_run *r, mx_value *v, const mx_args *args, int wanted)
@@ -312,13 +314,10 @@ static mx_value *f_groupby(mx_run *r, mx_value *v, const mx_args *args)
     if (!mx_bind(r, "groupby", args, names, 3, 1, a)) {
         return NULL;
     }
-    mx_value *items = sorted(r, mx_v_list_of(r, v), a[0], is_set(a[2]), false);
+    mx_value *items = sorted(r, mx_v_list_of(r, v), a[0], is_set(a[2]), false, a[1]);
     mx_value *out = mx_v_seq(r, MX_SEQ_LIST, 0), *group = NULL, *last = NULL;
     for (size_t i = 0; items != NULL && i < items->seq.n; i++) {
-        mx_value *value = mx_path(r, items->seq.items[i], a[0]);
-        if (value != NULL && mx_v_is(value, MX_V_UNDEFINED) && a[1] != NULL) {
-            value = a[1];
-        }
+        mx_value *value = mx_path_or(r, items->seq.items[i], a[0], a[1]);
         mx_value *key = fold(r, value, is_set(a[2]));
         if (key == NULL) {
             return NULL;
@@ -434,11 +433,9 @@ static mx_value *map_attribute(mx_run *r, mx_value *items, const mx_args *args)
     if (!mx_bind(r, "map", args, names, 2, 1, a)) {
         return NULL;
     }
+    mx_value *absent = a[1] != NULL && !mx_v_is(a[1], MX_V_NONE) ? a[1] : NULL;
     for (size_t i = 0; i < items->seq.n; i++) {
-        mx_value *x = mx_path(r, items->seq.items[i], a[0]);
-        bool absent = x != NULL && mx_v_is(x, MX_V_UNDEFINED) && a[1] != NULL &&
-                      !mx_v_is(a[1], MX_V_NONE);
-        if (!mx_v_push(r, out, absent ? a[1] : x)) {
+        if (!mx_v_push(r, out, mx_path_or(r, items->seq.items[i], a[0], absent))) {
             return NULL;
         }
     }

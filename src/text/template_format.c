@@ -116,7 +116,7 @@ static bool add_integer(mx_run *r, mx_sb *b, const spec *f, const mx_value *v, c
     return true;
 }
 
-static bool add_text(mx_run *r, mx_sb *b, const spec *f, mx_value *s)
+static bool add_text(mx_run *r, mx_sb *b, const spec *f, mx_value *s, char natural)
 {
     if (s == NULL) {
         return false;
@@ -125,7 +125,7 @@ static bool add_text(mx_run *r, mx_sb *b, const spec *f, mx_value *s)
         s = mx_v_part(r, s, 0, mx_text_offset(&s->s, (size_t)f->precision));
     }
     if (s != NULL) {
-        add_padded(r, b, f, &s->s, '<');
+        add_padded(r, b, f, &s->s, natural);
     }
     return s != NULL;
 }
@@ -247,13 +247,13 @@ static bool percent_value(percent *p, mx_sb *b, const spec *f, mx_value *v)
     mx_run *r = p->r;
     char type = f->type;
     if (type == 's') {
-        return add_text(r, b, f, escaped_for(r, p->format, mx_v_to_str(r, v)));
+        return add_text(r, b, f, escaped_for(r, p->format, mx_v_to_str(r, v)), '>');
     }
     if (type == 'r' || type == 'a') {
-        return add_text(r, b, f, escaped_for(r, p->format, repr_of(r, v)));
+        return add_text(r, b, f, escaped_for(r, p->format, repr_of(r, v)), '>');
     }
     if (type == 'c' && mx_v_is(v, MX_V_STRING)) {
-        return add_text(r, b, f, v);
+        return add_text(r, b, f, v, '>');
     }
     if (mx_v_is_number(v)) {
         if (strchr("eEfFgG", type) != NULL) {
@@ -366,7 +366,7 @@ static bool brace_value(mx_run *r, mx_sb *b, const spec *f, mx_value *v, const m
             mx_run_fail(r, MX_E_INVALID, "format: '%c' cannot show a %s", type, mx_v_type_name(v));
             return false;
         }
-        return add_text(r, b, f, escaped_for(r, format, mx_v_to_str(r, v)));
+        return add_text(r, b, f, escaped_for(r, format, mx_v_to_str(r, v)), '<');
     }
     if (type != 0 && strchr("eEfFgG%", type) != NULL) {
         return add_float(r, b, f, mx_v_as_double(v), type);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * template_internal.h: what the files of the interpreter share: tokens, the syntax tree, scopes, and
- * the tables of filters, tests and methods.
+ * template_internal.h: what the files of the interpreter share: tokens, the syntax tree, scopes,
+ * and the tables of filters, tests and methods.
  *
  * The tree lives in the arena of its template and does not change after parsing, so that several
  * threads may walk it. Scopes, macros and loops live in the arena of one rendering.
@@ -215,6 +215,8 @@ mx_value *mx_item(mx_run *r, mx_value *x, mx_value *key);
 mx_value *mx_loop_attr(mx_run *r, mx_value *loop, mx_str name); /* NULL without error = unknown */
 /* The value at a path such as "function.name" or 0, as sort(attribute=) and others take it. */
 mx_value *mx_path(mx_run *r, mx_value *x, const mx_value *path);
+/* The same, with `absent` (may be NULL) wherever a part of the path leads to nothing. */
+mx_value *mx_path_or(mx_run *r, mx_value *x, const mx_value *path, mx_value *absent);
 
 /* ---- builtins ---- */
 
@@ -224,7 +226,8 @@ typedef struct mx_builtin {
     mx_builtin_fn fn;
 } mx_builtin;
 
-/* NULL = no such name. Filters and tests take the tested value as self; tests return a bool value. */
+/* NULL = no such name. Filters and tests take the tested value as self; tests return a bool
+ * value. */
 const mx_builtin *mx_find_filter(mx_str name);
 const mx_builtin *mx_find_test(mx_str name);
 /* The method of a value, as a bound value; NULL without an error when it has none of that name. */

@@ -202,7 +202,8 @@ static bool is_digit(int c)
     return c >= '0' && c <= '9';
 }
 
-/* Digits with single underscores between them; returns their end, `at` itself when there are none. */
+/* Digits with single underscores between them; returns their end, `at` itself when there are
+ * none. */
 static size_t digits_end(const lexer *x, size_t at)
 {
     size_t i = at;

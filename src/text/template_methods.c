@@ -106,7 +106,8 @@ static bool may_change(mx_run *r, const mx_value *l)
 static mx_value *l_append(mx_run *r, mx_value *l, const mx_args *args)
 {
     mx_value *a[1];
-    return bind(r, args, 1, 1, a) && may_change(r, l) && mx_v_push(r, l, a[0]) ? mx_v_none(r) : NULL;
+    bool ok = bind(r, args, 1, 1, a) && may_change(r, l) && mx_v_push(r, l, a[0]);
+    return ok ? mx_v_none(r) : NULL;
 }
 
 static mx_value *l_extend(mx_run *r, mx_value *l, const mx_args *args)
@@ -356,7 +357,8 @@ static mx_value *g_range(mx_run *r, mx_value *self, const mx_args *args)
     return v;
 }
 
-/* The pairs of dict(...) and namespace(...): of an optional dict or list of pairs, then the names. */
+/* The pairs of dict(...) and namespace(...): of an optional dict or list of pairs, then the
+ * names. */
 static mx_value *fill_pairs(mx_run *r, mx_value *v, const mx_args *args)
 {
     mx_value *base = args->n_pos > 0 ? args->pos[0] : NULL;

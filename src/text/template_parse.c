@@ -359,7 +359,8 @@ mx_params *mx_parse_params(mx_parser *p)
     return p->err == MX_OK ? ps : NULL;
 }
 
-/* The body of a macro or call block: notes which special names it uses, also for the macro around. */
+/* The body of a macro or call block: notes which special names it uses, also for the macro
+ * around. */
 static bool macro_body(mx_parser *p, mx_node *n, const char *end)
 {
     uint8_t around = p->uses;

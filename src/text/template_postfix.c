@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What follows a primary expression: attributes, subscripts, calls, filters, tests. These are loops,
- * not recursion, so a long chain costs no stack while parsing.
+ * What follows a primary expression: attributes, subscripts, calls, filters, tests. These are
+ * loops, not recursion, so a long chain costs no stack while parsing.
  */
 #include "text/template_internal.h"
 

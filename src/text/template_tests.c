@@ -79,6 +79,7 @@ static mx_value *t_iterable(mx_run *r, mx_value *v, const mx_args *args)
 static mx_value *t_sequence(mx_run *r, mx_value *v, const mx_args *args)
 {
     return verdict(r, args, mx_v_is(v, MX_V_STRING) || mx_v_is(v, MX_V_DICT) ||
+                                mx_v_is(v, MX_V_UNDEFINED) ||
                                 (mx_v_is(v, MX_V_LIST) && v->sub <= MX_SEQ_RANGE));
 }
 

@@ -40,7 +40,8 @@ mx_value *mx_text_strip(mx_run *r, mx_value *s, const mx_value *chars, bool left
         chars = NULL;
     }
     if (chars != NULL && !mx_v_is(chars, MX_V_STRING)) {
-        return mx_run_fail(r, MX_E_INVALID, "strip needs a string, not a %s", mx_v_type_name(chars));
+        return mx_run_fail(r, MX_E_INVALID, "strip needs a string, not a %s",
+                           mx_v_type_name(chars));
     }
     size_t begin = 0, end = s->s.len;
     uint64_t n = 0;
@@ -74,7 +75,8 @@ static mx_value *strip_method(mx_run *r, mx_value *s, const mx_args *args, bool 
 {
     static const char *const names[] = {"chars"};
     mx_value *a[1];
-    return mx_bind(r, "strip", args, names, 1, 0, a) ? mx_text_strip(r, s, a[0], left, right) : NULL;
+    bool ok = mx_bind(r, "strip", args, names, 1, 0, a);
+    return ok ? mx_text_strip(r, s, a[0], left, right) : NULL;
 }
 
 static mx_value *m_strip(mx_run *r, mx_value *s, const mx_args *args)
@@ -94,7 +96,7 @@ static mx_value *m_rstrip(mx_run *r, mx_value *s, const mx_args *args)
 
 /* ---- split ---- */
 
-/* Words between white space; the rest behind the last cut keeps its inner blanks. */
+/* Words between white space; the rest behind the last cut keeps its blanks. */
 static mx_value *split_words(mx_run *r, mx_value *s, int64_t max)
 {
     mx_value *list = mx_v_seq(r, MX_SEQ_LIST, 0);
@@ -112,8 +114,7 @@ static mx_value *split_words(mx_run *r, mx_value *s, int64_t max)
             break;
         }
         if (max == 0) {
-            mx_value *rest = mx_v_part(r, s, begin, s->s.len);
-            mx_v_push(r, list, rest == NULL ? NULL : mx_text_strip(r, rest, NULL, false, true));
+            mx_v_push(r, list, mx_v_part(r, s, begin, s->s.len));
             break;
         }
         size_t end = begin;
@@ -686,7 +687,8 @@ const mx_builtin mx_text_methods[] = {
     {"isdecimal", m_isdigit},         {"isdigit", m_isdigit},       {"islower", m_islower},
     {"isnumeric", m_isdigit},         {"isspace", m_isspace},       {"isupper", m_isupper},
     {"join", m_join},                 {"ljust", m_ljust},           {"lower", m_lower},
-    {"lstrip", m_lstrip},             {"partition", m_partition},   {"removeprefix", m_removeprefix},
+    {"lstrip", m_lstrip},             {"partition", m_partition},
+    {"removeprefix", m_removeprefix},
     {"removesuffix", m_removesuffix}, {"replace", m_replace},       {"rfind", m_rfind},
     {"rindex", m_rindex},             {"rjust", m_rjust},           {"rpartition", m_rpartition},
     {"rsplit", m_rsplit},             {"rstrip", m_rstrip},         {"split", m_split},

@@ -31,14 +31,16 @@ typedef struct mx_value mx_value;
 mx_value *mx_value_none(mx_arena *a);
 mx_value *mx_value_bool(mx_arena *a, bool v);
 mx_value *mx_value_int(mx_arena *a, int64_t v);
-/* A number whose text must survive (an integer beyond 64 bits, a float as the client wrote it). */
+/* A number as text: an integer of any length keeps its digits; a float becomes a double, which
+ * prints as Python's repr does (1.10 as 1.1), because that is what the model was trained on. */
 mx_value *mx_value_number_text(mx_arena *a, mx_str text);
 mx_value *mx_value_float(mx_arena *a, double v);
 mx_value *mx_value_string(mx_arena *a, mx_str s, bool is_markup);
 mx_value *mx_value_list(mx_arena *a);
 mx_value *mx_value_dict(mx_arena *a);
-mx_value *mx_value_list_add(mx_arena *a, mx_value *list, mx_value *item);             /* returns list */
-mx_value *mx_value_dict_set(mx_arena *a, mx_value *dict, mx_str key, mx_value *item); /* returns dict */
+/* Both return the box. A key that is there already gets the new value and keeps its place. */
+mx_value *mx_value_list_add(mx_arena *a, mx_value *list, mx_value *item);
+mx_value *mx_value_dict_set(mx_arena *a, mx_value *dict, mx_str key, mx_value *item);
 
 /* Looking at values. */
 mx_value_kind mx_value_get_kind(const mx_value *v);

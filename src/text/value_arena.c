@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The arena of one rendering: a list of blocks, each filled from its beginning. Blocks grow with the
- * arena, so a short prompt costs one small block and a long one few large ones. A request larger
- * than the next block gets a block of its own size.
+ * The arena of one rendering: a list of blocks, each filled from its beginning. Blocks grow with
+ * the arena, so a short prompt costs one small block and a long one few large ones. A request
+ * larger than the next block gets a block of its own size.
  */
 #include "text/value_internal.h"
 

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * value_internal.h: what the files of the template interpreter share about values: their layout, the
- * state of one rendering, the string builder, and the operations of Python that templates rely on.
+ * value_internal.h: what the files of the template interpreter share about values: their layout,
+ * the state of one rendering, the string builder, and the operations of Python that templates rely
+ * on.
  *
  * Everything here belongs to the thread that renders. Values made by the public builders may be
  * shared by several renderings as long as nobody changes them, so the interpreter writes only into
  * values it made itself (is_own).
  *
  * Convention: a function that returns mx_value * gives NULL after it has recorded an error in the
- * run; a NULL argument is passed on as NULL, so that errors flow outwards without a test at each step.
+ * run; a NULL argument is passed on as NULL, so that errors flow outwards without a test at each
+ * step.
  */
 #ifndef MX_VALUE_INTERNAL_H
 #define MX_VALUE_INTERNAL_H
@@ -17,7 +19,11 @@
 #include "text/value.h"
 
 /* Flavours of MX_V_LIST: what Python would have there. */
-enum { MX_SEQ_LIST, MX_SEQ_TUPLE, MX_SEQ_RANGE, MX_SEQ_ONCE /* generator */, MX_SEQ_VIEW /* d.keys() */ };
+enum {
+    MX_SEQ_LIST, MX_SEQ_TUPLE, MX_SEQ_RANGE,
+    MX_SEQ_ONCE, /* generator */
+    MX_SEQ_VIEW  /* d.keys() */
+};
 /* Flavours of MX_V_INT. */
 enum { MX_INT_SMALL, MX_INT_BIG /* decimal text in .s */ };
 /* Flavours of MX_V_OTHER. */

@@ -2,7 +2,8 @@
  *
  * Values as text: Python's str() and repr(), and JSON as json.dumps writes it. Strings keep the
  * origin of each byte; the punctuation around them is data in JSON and repr, since it stands
- * between pieces of data. Numbers and names like True are markup: they cannot spell a control token.
+ * between pieces of data. Numbers and names like True are markup: they cannot spell a control
+ * token.
  */
 #include "text/value_internal.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Strings and where each of their bytes came from. Most strings are of one origin, so they carry one
- * flag; only a mixed string has a list of its markup ranges. The builder always writes ranges and
- * finish() takes the list away again when it says no more than the flag would.
+ * Strings and where each of their bytes came from. Most strings are of one origin, so they carry
+ * one flag; only a mixed string has a list of its markup ranges. The builder always writes ranges
+ * and finish() takes the list away again when it says no more than the flag would.
  */
 #include "text/value_internal.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Published chat templates against what the Python stack makes of them: the same text, or, where the
- * template itself refuses, the same words; where Python fails, a failure.
+ * Published chat templates against what the Python stack makes of them: the same text, or, where
+ * the template itself refuses, the same words; where Python fails, a failure.
  */
 #include "template_case.h"
 #include "test_env.h"
@@ -16,7 +16,8 @@
 static size_t n_cases, n_failed, n_excused;
 
 /* Cases that differ on purpose. The Python sandbox refuses list.append; templates that use it could
- * then never be given a tool call, so it is allowed here (test_template_cases checks the outcome). */
+ * then never be given a tool call, so it is allowed here (test_template_cases checks the
+ * outcome). */
 static bool is_excused(struct json_object *c)
 {
     struct json_object *cls;
@@ -36,7 +37,8 @@ static void report(const char *file, const char *name, const char *what, const c
         same++;
     }
     size_t from = same > 60 ? same - 60 : 0;
-    print_message("%s, case %s: %s; they differ at byte %zu\n  expected ...%.200s\n  got      ...%.200s\n",
+    print_message("%s, case %s: %s; they differ at byte %zu\n"
+                  "  expected ...%.200s\n  got      ...%.200s\n",
                   file, name, what, same, expected + from, got + from);
 }
 
@@ -71,7 +73,8 @@ static void check_case(const char *file, mx_str source, struct json_object *c, i
         if (run.err == MX_OK) {
             report(file, label, "it should have failed", json_object_get_string(error), got);
         } else if (own_words != run.out.is_template_error) {
-            report(file, label, "another kind of error", json_object_get_string(error), run.eb.text);
+            report(file, label, "another kind of error", json_object_get_string(error),
+                   run.eb.text);
         } else if (own_words && strcmp(json_object_get_string(error), run.eb.text) != 0) {
             report(file, label, "other words", json_object_get_string(error), run.eb.text);
         }
