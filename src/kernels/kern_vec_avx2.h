@@ -29,7 +29,9 @@ enum {
     VEC_WIDE_4 = 1,
 };
 
-#if defined(__clang__)
+#if defined(MX_NO_UNROLL)
+#define MX_UNROLL
+#elif defined(__clang__)
 #define MX_UNROLL _Pragma("unroll")
 #else
 #define MX_UNROLL _Pragma("GCC unroll 16")

@@ -10,6 +10,14 @@
 
 #include <math.h>
 
+/* In sanitizer builds the lane loops are instrumented: inlining them everywhere would take the
+ * compiler many minutes. */
+#if defined(MX_NO_UNROLL)
+#define VEC_FN static MX_UNUSED MX_NOINLINE
+#else
+#define VEC_FN MX_INLINE
+#endif
+
 typedef struct v16f {
     float l[16];
 } v16f;
@@ -34,7 +42,7 @@ enum {
 #define EACH_LANE for (int i_ = 0; i_ < 16; i_++)
 
 #define LANEWISE_F(name, expr)                                                                     \
-    MX_INLINE v16f name(v16f a, v16f b)                                                            \
+    VEC_FN v16f name(v16f a, v16f b)                                                            \
     {                                                                                              \
         v16f r;                                                                                    \
         EACH_LANE {                                                                                \
@@ -45,7 +53,7 @@ enum {
     }
 
 #define LANEWISE_I(name, expr)                                                                     \
-    MX_INLINE v16i name(v16i a, v16i b)                                                            \
+    VEC_FN v16i name(v16i a, v16i b)                                                            \
     {                                                                                              \
         v16i r;                                                                                    \
         EACH_LANE {                                                                                \
@@ -56,7 +64,7 @@ enum {
     }
 
 #define SHIFT_I(name, expr)                                                                        \
-    MX_INLINE v16i name(v16i a, int n)                                                             \
+    VEC_FN v16i name(v16i a, int n)                                                             \
     {                                                                                              \
         v16i r;                                                                                    \
         EACH_LANE {                                                                                \
@@ -83,90 +91,90 @@ SHIFT_I(vi_sll, x << n)
 SHIFT_I(vi_srl, x >> n)
 SHIFT_I(vi_sra, (uint32_t)((int32_t)x >> n)) /* towards minus infinity */
 
-MX_INLINE v16f vf_set1(float x)
+VEC_FN v16f vf_set1(float x)
 {
     v16f r;
     EACH_LANE r.l[i_] = x;
     return r;
 }
 
-MX_INLINE v16i vi_set1(int32_t x)
+VEC_FN v16i vi_set1(int32_t x)
 {
     v16i r;
     EACH_LANE r.l[i_] = (uint32_t)x;
     return r;
 }
 
-MX_INLINE v16f vf_zero(void)
+VEC_FN v16f vf_zero(void)
 {
     return vf_set1(0.0f);
 }
 
 /* a * b + c rounded once */
-MX_INLINE v16f vf_fma(v16f a, v16f b, v16f c)
+VEC_FN v16f vf_fma(v16f a, v16f b, v16f c)
 {
     v16f r;
     EACH_LANE r.l[i_] = fmaf(a.l[i_], b.l[i_], c.l[i_]);
     return r;
 }
 
-MX_INLINE float vec_fmaf(float a, float b, float c)
+VEC_FN float vec_fmaf(float a, float b, float c)
 {
     return fmaf(a, b, c);
 }
 
-MX_INLINE v16f vf_load(const float *p)
+VEC_FN v16f vf_load(const float *p)
 {
     v16f r;
     memcpy(&r, p, sizeof r);
     return r;
 }
 
-MX_INLINE void vf_store(float *p, v16f v)
+VEC_FN void vf_store(float *p, v16f v)
 {
     memcpy(p, &v, sizeof v);
 }
 
-MX_INLINE v16i vi_load(const void *p)
+VEC_FN v16i vi_load(const void *p)
 {
     v16i r;
     memcpy(&r, p, sizeof r);
     return r;
 }
 
-MX_INLINE void vi_store(void *p, v16i v)
+VEC_FN void vi_store(void *p, v16i v)
 {
     memcpy(p, &v, sizeof v);
 }
 
 /* 16 halves, exact; 16 halves, rounded to nearest even */
-MX_INLINE v16f vf_load_h(const uint16_t *p)
+VEC_FN v16f vf_load_h(const uint16_t *p)
 {
     v16f r;
     EACH_LANE r.l[i_] = mx_f32_of_f16(p[i_]);
     return r;
 }
 
-MX_INLINE void vf_store_h(uint16_t *p, v16f v)
+VEC_FN void vf_store_h(uint16_t *p, v16f v)
 {
     EACH_LANE p[i_] = mx_f16_of_f32(v.l[i_]);
 }
 
-MX_INLINE v16i vi_load_u16(const uint16_t *p)
+VEC_FN v16i vi_load_u16(const uint16_t *p)
 {
     v16i r;
     EACH_LANE r.l[i_] = p[i_];
     return r;
 }
 
-MX_INLINE v16i vi_load_u8(const uint8_t *p)
+VEC_FN v16i vi_load_u8(const uint8_t *p)
 {
     v16i r;
     EACH_LANE r.l[i_] = p[i_];
     return r;
 }
 
-MX_INLINE v16i vi_load_i8(const uint8_t *p)
+VEC_FN v16i vi_load_i8(const uint8_t *p)
 {
     v16i r;
     EACH_LANE r.l[i_] = (uint32_t)(int8_t)p[i_];
@@ -174,26 +182,26 @@ MX_INLINE v16i vi_load_i8(const uint8_t *p)
 }
 
 /* 16 values that fit i16 */
-MX_INLINE void vi_store_i16(int16_t *p, v16i v)
+VEC_FN void vi_store_i16(int16_t *p, v16i v)
 {
     EACH_LANE p[i_] = (int16_t)(uint16_t)v.l[i_];
 }
 
-MX_INLINE v16i vf_bits(v16f v)
+VEC_FN v16i vf_bits(v16f v)
 {
     v16i r;
     memcpy(&r, &v, sizeof r);
     return r;
 }
 
-MX_INLINE v16f vi_bits(v16i v)
+VEC_FN v16f vi_bits(v16i v)
 {
     v16f r;
     memcpy(&r, &v, sizeof r);
     return r;
 }
 
-MX_INLINE v16f vf_of_int(v16i v)
+VEC_FN v16f vf_of_int(v16i v)
 {
     v16f r;
     EACH_LANE r.l[i_] = (float)(int32_t)v.l[i_];
@@ -201,7 +209,7 @@ MX_INLINE v16f vf_of_int(v16i v)
 }
 
 /* To the nearest integer (even on ties); |v| < 2^22. Adding 1.5 * 2^23 leaves it in the low bits. */
-MX_INLINE v16i vf_to_int(v16f v)
+VEC_FN v16i vf_to_int(v16f v)
 {
     v16i r;
     EACH_LANE r.l[i_] = mx_bits_of_f32(v.l[i_] + 0x1.8p+23f) - 0x4b400000u;
@@ -209,7 +217,7 @@ MX_INLINE v16i vf_to_int(v16f v)
 }
 
 /* acc + w.low * a.low + w.high * a.high per lane, i16 operands */
-MX_INLINE v16i vi_dot(v16i acc, v16i w, v16i a)
+VEC_FN v16i vi_dot(v16i acc, v16i w, v16i a)
 {
     EACH_LANE {
         const int32_t low = (int16_t)w.l[i_] * (int16_t)a.l[i_];
@@ -220,14 +228,14 @@ MX_INLINE v16i vi_dot(v16i acc, v16i w, v16i a)
 }
 
 /* Both halves of each lane hold 0..15: replaces them with table bytes. */
-MX_INLINE v16i vi_lut(v16i v, const uint8_t *table)
+VEC_FN v16i vi_lut(v16i v, const uint8_t *table)
 {
     EACH_LANE v.l[i_] = table[v.l[i_] & 15u] | (uint32_t)table[v.l[i_] >> 16 & 15u] << 16;
     return v;
 }
 
 /* Sign-extends the low (n = 0) or high (n = 1) byte of each half. */
-MX_INLINE v16i vi_bytes(v16i v, int n)
+VEC_FN v16i vi_bytes(v16i v, int n)
 {
     EACH_LANE {
         const uint32_t x = v.l[i_] >> (8 * n);
@@ -237,14 +245,14 @@ MX_INLINE v16i vi_bytes(v16i v, int n)
 }
 
 /* Lane i of v where lo <= i < hi, else `other`. */
-MX_INLINE v16f vf_keep(v16f v, int lo, int hi, v16f other)
+VEC_FN v16f vf_keep(v16f v, int lo, int hi, v16f other)
 {
     EACH_LANE v.l[i_] = i_ >= lo && i_ < hi ? v.l[i_] : other.l[i_];
     return v;
 }
 
 /* The tree of docs/numerics.md, section 1. */
-MX_INLINE float vf_tree_sum(v16f v)
+VEC_FN float vf_tree_sum(v16f v)
 {
     for (int h = 8; h != 0; h /= 2) {
         for (int i = 0; i < h; i++) {
@@ -254,7 +262,7 @@ MX_INLINE float vf_tree_sum(v16f v)
     return v.l[0];
 }
 
-MX_INLINE float vf_tree_max(v16f v)
+VEC_FN float vf_tree_max(v16f v)
 {
     for (int h = 8; h != 0; h /= 2) {
         for (int i = 0; i < h; i++) {
@@ -264,14 +272,14 @@ MX_INLINE float vf_tree_max(v16f v)
     return v.l[0];
 }
 
-MX_INLINE int32_t vi_tree_sum(v16i v)
+VEC_FN int32_t vi_tree_sum(v16i v)
 {
     uint32_t s = 0;
     EACH_LANE s += v.l[i_];
     return (int32_t)s;
 }
 
-MX_INLINE int32_t vi_tree_max(v16i v)
+VEC_FN int32_t vi_tree_max(v16i v)
 {
     int32_t m = (int32_t)v.l[0];
     EACH_LANE m = (int32_t)v.l[i_] > m ? (int32_t)v.l[i_] : m;
