@@ -10,7 +10,11 @@
  *
  * Before a request reaches the handler it has passed: header and body limits, deadlines, framing
  * checks (no Content-Length together with Transfer-Encoding), the Host and Origin rules, OPTIONS
- * and CORS. Replies made here are OpenAI error objects.
+ * and CORS, the API key. Replies made here are OpenAI error objects. Only what libmicrohttpd itself
+ * cannot parse (a malformed request line, a header far beyond the limit) gets that library's reply.
+ *
+ * A client that closes only its sending side counts as gone while it waits for a worker, a deferred
+ * answer or a stream; an answer that is ready at once still reaches it.
  */
 #ifndef MX_HTTP_H
 #define MX_HTTP_H
@@ -23,19 +27,19 @@ typedef struct mx_http_exchange mx_http_exchange;
 typedef void (*mx_http_handler)(void *arg, mx_http_exchange *x);
 
 typedef struct mx_http_config {
-    const char *host;             /* "127.0.0.1"; "127.0.0.1" and "localhost" also bind [::1] where possible */
+    const char *host;             /* "127.0.0.1" and "localhost" also bind [::1] where possible */
     uint16_t port;                /* 0 = any free one */
     unsigned n_workers;           /* 0 = 2 */
     size_t max_body_bytes;        /* 0 = 64 MiB */
     size_t max_header_bytes;      /* 0 = 32 KiB */
     unsigned max_connections;     /* 0 = 1024 */
-    unsigned max_waiting;         /* requests waiting for a worker; beyond: 503 + Retry-After; 0 = 256 */
+    unsigned max_waiting;         /* for a worker; beyond: 503 + Retry-After; 0 = 256 */
     unsigned header_timeout_ms;   /* whole header must have arrived; 0 = 10 s */
     unsigned body_timeout_ms;     /* no progress in the body; 0 = 30 s */
     unsigned idle_timeout_ms;     /* keep-alive connection without a request; 0 = 120 s */
     const char *const *origins;   /* allowed Origin values beside the loopback ones; "*" = any */
     size_t n_origins;
-    const char *const *hosts;     /* allowed Host names beside loopback names and `host` */
+    const char *const *hosts;     /* allowed Host names beside loopback, addresses, `host` */
     size_t n_hosts;
     const char *const *api_keys;  /* accepted keys; none = no authentication */
     size_t n_api_keys;
@@ -57,10 +61,10 @@ size_t mx_http_n_active(mx_http *h);
 /* Closes what is left, joins the threads. */
 void mx_http_stop(mx_http *h);
 
-/* ---- the request, as the handler sees it -------------------------------------------------------- */
+/* ---- the request, as the handler sees it ----------------------------------------------------- */
 
-const char *mx_http_method(const mx_http_exchange *x); /* "GET", "POST", ...; HEAD arrives as "GET" */
-/* Normalised: repeated slashes collapsed, trailing slash removed, query cut off, percent-decoded. */
+const char *mx_http_method(const mx_http_exchange *x); /* "GET", "POST"; HEAD is seen as "GET" */
+/* Normalised: repeated slashes collapsed, trailing one removed, query cut off, percent-decoded. */
 const char *mx_http_path(const mx_http_exchange *x);
 const char *mx_http_header(const mx_http_exchange *x, const char *name); /* NULL = absent */
 mx_str mx_http_body(const mx_http_exchange *x);  /* a UTF-8 BOM is skipped */
@@ -69,7 +73,7 @@ int mx_http_key_index(const mx_http_exchange *x); /* which api key was used, -1 
 /* The client is known to have gone: work for it can stop. Any thread. */
 bool mx_http_hung_up(const mx_http_exchange *x);
 
-/* ---- answering: exactly one of reply, stream, defer per exchange -------------------------------- */
+/* ---- answering: exactly one of reply, stream, defer per exchange ----------------------------- */
 
 /* The whole answer; any thread. extra_headers: "Name: value" strings, or NULL. */
 void mx_http_reply(mx_http_exchange *x, unsigned status, const char *content_type, mx_str body,
@@ -84,9 +88,9 @@ typedef struct mx_http_source {
      * back-pressure. Deferred answer: out is unused; call mx_http_reply when complete and return
      * END, else WAIT. */
     mx_http_pull (*pull)(void *arg, mx_http_exchange *x, mx_buf *out);
-    /* Loop thread, exactly once, when the exchange is over: the client hung up (then as soon as that
-     * is seen, within 50 ms, also while a prompt is being read), or the answer was sent. Nothing of
-     * the source is called afterwards. */
+    /* Loop thread, exactly once, when the exchange is over: the client hung up (then as soon as
+     * that is seen, within 50 ms, also while a prompt is being read), or the answer was sent, or
+     * the source aborted. Nothing of the source is called afterwards. */
     void (*closed)(void *arg, bool hung_up);
     void *arg;
     const char *idle_text; /* stream: sent after idle_ms without output, e.g. ": keep-alive\n\n" */

@@ -4,10 +4,10 @@
  *
  * It is reference-counted, because an engine may still hold it when the client has long gone. What
  * other threads have to say goes through the wake list: they set their fields, then post the
- * exchange; the loop takes the list and acts. The flag is_posted keeps an exchange from being on the
- * list twice. The order suffices because both sides use read-modify-write: a producer stores its data,
- * then exchanges the flag; if it finds "true", the loop's later exchange to "false" reads from it (or
- * from one after it in the same release sequence) and so sees the data before it acts.
+ * exchange; the loop takes the list and acts. The flag is_posted keeps an exchange from being on
+ * the list twice. The order suffices because both sides use read-modify-write: a producer stores
+ * its data, then exchanges the flag; if it finds "true", the loop's later exchange to "false" reads
+ * from it (or from one after it in the same release sequence) and sees the data before it acts.
  */
 #include "base/clock.h"
 #include "base/mem.h"
@@ -126,7 +126,7 @@ void http_exchange_finish(mx_http_exchange *x, bool hung_up)
     }
 }
 
-/* ---- the request --------------------------------------------------------------------------------- */
+/* ---- the request ----------------------------------------------------------------------------- */
 
 bool http_add_header(mx_http_exchange *x, const char *name, const char *value)
 {
@@ -191,7 +191,7 @@ bool mx_http_hung_up(const mx_http_exchange *x)
     return atomic_load_explicit(&x->is_hung, memory_order_relaxed);
 }
 
-/* ---- the answer ---------------------------------------------------------------------------------- */
+/* ---- the answer ------------------------------------------------------------------------------ */
 
 void mx_http_reply(mx_http_exchange *x, unsigned status, const char *content_type, mx_str body,
                    const char *const *extra_headers, size_t n_extra)
@@ -210,15 +210,16 @@ void mx_http_reply(mx_http_exchange *x, unsigned status, const char *content_typ
     for (size_t i = 0; i < n_extra; i++) {
         mx_buf_append(&x->reply_headers, extra_headers[i], strlen(extra_headers[i]) + 1);
     }
-    /* Release: pairs with the loop's acquire of either atomic. In a deferred exchange `answer` stays
-     * what it is, because its source must still be told that the exchange is over. */
+    /* Release: pairs with the loop's acquire of either atomic. In a deferred exchange `answer`
+     * stays what it is, because its source must still be told that the exchange is over. */
     atomic_store_explicit(&x->is_reply_ready, true, memory_order_release);
     int none = HTTP_NONE;
     atomic_compare_exchange_strong(&x->answer, &none, HTTP_REPLY);
     mx_http_wake(x);
 }
 
-static void answer_with_source(mx_http_exchange *x, http_answer answer, const mx_http_source *source)
+static void answer_with_source(mx_http_exchange *x, http_answer answer,
+                               const mx_http_source *source)
 {
     assert(source->pull != NULL);
     x->source = *source;

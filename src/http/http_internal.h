@@ -27,14 +27,20 @@ enum {
     /* How long a rejected client may go on sending before its socket is closed: closing with unread
      * bytes makes the kernel send a reset, which destroys the answer before it was read. */
     HTTP_LINGER_MS = 2000,
-    /* A half-closed client whose request is picked up by a worker within this time is served as if
-     * it were open: "printf ... | nc -N" works. Later the same sign means that it has gone. */
+    /* A half-closed client whose request a worker picks up within this time is served as if it were
+     * open: "printf ... | nc -N" works. Later, while every worker is busy with other requests, the
+     * same sign means that it has gone. */
     HTTP_HALF_CLOSE_GRACE_US = 20000,
 };
 
 /* What an epoll event's data.ptr points to: the first member tells. */
-typedef enum http_tag { HTTP_TAG_MHD, HTTP_TAG_WAKE, HTTP_TAG_LISTEN, HTTP_TAG_CONN, HTTP_TAG_LINGER }
-    http_tag;
+typedef enum http_tag {
+    HTTP_TAG_MHD,
+    HTTP_TAG_WAKE,
+    HTTP_TAG_LISTEN,
+    HTTP_TAG_CONN,
+    HTTP_TAG_LINGER,
+} http_tag;
 
 typedef enum http_phase {
     HTTP_PHASE_HEADER, /* waiting for a request line, or for the rest of a header */
@@ -76,6 +82,8 @@ typedef struct mx_http_conn { /* [loop] */
 
 typedef enum http_answer { HTTP_NONE, HTTP_REPLY, HTTP_STREAM, HTTP_DEFER } http_answer;
 
+typedef enum http_claim { HTTP_QUEUED, HTTP_TAKEN, HTTP_DROPPED } http_claim;
+
 typedef struct http_header {
     size_t name, value; /* offsets into header_text */
 } http_header;
@@ -108,7 +116,7 @@ struct mx_http_exchange {
 
     atomic_bool is_posted; /* [any] is on the wake list */
     atomic_bool is_hung;   /* [any] the client has gone */
-    atomic_bool is_taken;  /* [any] a worker has it, or had it */
+    atomic_int claim;      /* [any] http_claim: left HTTP_QUEUED once, by worker or loop */
     mx_http_exchange *next_wake; /* wake_lock */
     mx_http_exchange *next_work; /* work_lock */
 
@@ -159,6 +167,7 @@ struct mx_http {
     pthread_cond_t work_cond;
     mx_http_exchange *work_head, *work_tail; /* work_lock */
     unsigned n_waiting;                      /* work_lock */
+    unsigned n_busy;                         /* work_lock: workers inside the handler */
     bool is_work_stopped;                    /* work_lock */
     pthread_t *workers;
     unsigned n_workers;
@@ -179,7 +188,7 @@ struct mx_http {
     bool is_quiescing;
 };
 
-/* ---- http_rules.c: pure checks ----------------------------------------------------------------- */
+/* ---- http_rules.c: pure checks --------------------------------------------------------------- */
 
 /* The normalised path of a request target; NULL = malformed (or no memory). mx_free. */
 char *http_normalise_path(const char *target);
@@ -190,14 +199,14 @@ bool http_host_allowed(const mx_http_config *cfg, mx_str host_header);
 bool http_origin_allowed(const mx_http_config *cfg, mx_str origin, mx_str host_header);
 /* The index of the key that the request carries, -1 = none of them fits. */
 int http_find_key(const mx_http *h, const mx_http_exchange *x);
-/* A sentence when the framing headers cannot be trusted, else NULL. *body_len: Content-Length, 0 when
- * absent; *is_chunked. */
+/* A sentence when the framing headers cannot be trusted, else NULL. *body_len: Content-Length, 0
+ * when absent. */
 const char *http_check_framing(const mx_http_exchange *x, const char *version, unsigned *status,
                                uint64_t *body_len, bool *is_chunked);
 bool http_token_eq(const char *a, const char *b); /* without case */
 const char *http_status_text(unsigned status);
 
-/* ---- http_exchange.c ---------------------------------------------------------------------------- */
+/* ---- http_exchange.c ------------------------------------------------------------------------- */
 
 mx_http_exchange *http_exchange_new(mx_http *h, mx_http_conn *conn);
 /* [loop] The exchange is over: tells the source, once. */
@@ -205,13 +214,14 @@ void http_exchange_finish(mx_http_exchange *x, bool hung_up);
 bool http_add_header(mx_http_exchange *x, const char *name, const char *value);
 void http_free(mx_http *h); /* drops one reference */
 
-/* ---- http_work.c -------------------------------------------------------------------------------- */
+/* ---- http_work.c ----------------------------------------------------------------------------- */
 
 mx_err http_work_start(mx_http *h, mx_errbuf *eb);
 bool http_work_push(mx_http *h, mx_http_exchange *x); /* [loop] false = the queue is full */
+bool http_work_all_busy(mx_http *h);
 void http_work_stop(mx_http *h);
 
-/* ---- http_request.c: the libmicrohttpd callbacks [loop] ---------------------------------------- */
+/* ---- http_request.c: the libmicrohttpd callbacks [loop] -------------------------------------- */
 
 mx_err http_request_start(mx_http *h, mx_errbuf *eb); /* creates the daemon */
 /* Acts on what other threads did to x: resumes, pulls, ends. */
@@ -219,7 +229,7 @@ void http_request_advance(mx_http_exchange *x);
 /* A whole JSON error written straight to a socket, for the cases where libmicrohttpd cannot. */
 void http_raw_error(int fd, unsigned status, const char *request_id, const char *message);
 
-/* ---- http_loop.c [loop] ------------------------------------------------------------------------- */
+/* ---- http_loop.c [loop] ---------------------------------------------------------------------- */
 
 void *http_loop_main(void *h);
 void http_set_deadline(mx_http_conn *c, uint64_t deadline_us);
@@ -230,7 +240,7 @@ void http_conn_linger(mx_http_conn *c);
 mx_http_conn *http_conn_of_fd(const mx_http *h, int fd);
 void http_conn_closed(mx_http_conn *c);
 
-/* ---- http_listen.c ------------------------------------------------------------------------------ */
+/* ---- http_listen.c --------------------------------------------------------------------------- */
 
 mx_err http_listen(mx_http *h, mx_errbuf *eb);
 

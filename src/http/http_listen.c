@@ -67,7 +67,8 @@ static mx_err fail_bind(const mx_http *h, int saved_errno, mx_errbuf *eb)
     }
     if (saved_errno == EACCES) {
         return mx_fail(eb, MX_E_DENIED,
-                       "port %u may not be opened by this user: choose one above 1023 with --port N",
+                       "port %u needs more rights than this user has: choose one above 1023 with "
+                       "--port N",
                        h->cfg.port);
     }
     if (saved_errno == EADDRNOTAVAIL) {

@@ -6,10 +6,10 @@
  *                     (readable = run it)                        (EPOLLRDHUP, edge-triggered)
  *
  * The library is used without its internal thread, whose epoll loop stalls whenever exactly 128
- * events arrive at once. It does not watch a suspended connection, so each connection is also in our
- * own set for nothing but EPOLLRDHUP: a hang-up is seen at once and costs nothing while it does not
- * happen. Deadlines are kept here, because the library's timeout restarts with every byte. One lower
- * bound of all deadlines decides how long to sleep; an idle server sleeps for ever.
+ * events arrive at once. It does not watch a suspended connection, so each connection is also in
+ * our own set for nothing but EPOLLRDHUP: a hang-up is seen at once and costs nothing while it does
+ * not happen. Deadlines are kept here, because the library's timeout restarts with every byte. One
+ * lower bound of all deadlines decides how long to sleep; an idle server sleeps for ever.
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -34,7 +34,7 @@ enum {
     STOP_TURNS = 100,
 };
 
-/* ---- connections --------------------------------------------------------------------------------- */
+/* ---- connections ----------------------------------------------------------------------------- */
 
 mx_http_conn *http_conn_of_fd(const mx_http *h, int fd)
 {
@@ -170,7 +170,7 @@ void http_conn_closed(mx_http_conn *c)
     mx_free(c);
 }
 
-/* ---- accepting ----------------------------------------------------------------------------------- */
+/* ---- accepting ------------------------------------------------------------------------------- */
 
 /* Makes room by closing the connection that has been idle longest; false when all are busy. */
 static bool close_idlest(mx_http *h)
@@ -271,7 +271,7 @@ static void close_listeners(mx_http *h)
     }
 }
 
-/* ---- hang-ups and deadlines ---------------------------------------------------------------------- */
+/* ---- hang-ups and deadlines ------------------------------------------------------------------ */
 
 /* While a request is being read, a closed sending side is the library's business: all bytes may be
  * there. While an answer is being made it means that nobody will read it. */
@@ -287,13 +287,17 @@ static void on_hup(mx_http_conn *c)
         return; /* a write will tell */
     }
     if (answer == HTTP_NONE) {
-        uint64_t grace_end = x->queued_us + HTTP_HALF_CLOSE_GRACE_US;
-        if (mx_now_us() < grace_end) {
-            http_set_deadline(c, grace_end);
+        uint64_t now = mx_now_us();
+        bool is_waiting = atomic_load(&x->claim) == HTTP_QUEUED;
+        if (is_waiting &&
+            (now < x->queued_us + HTTP_HALF_CLOSE_GRACE_US || !http_work_all_busy(c->h)))
+        {
+            http_set_deadline(c, now + HTTP_HALF_CLOSE_GRACE_US);
             return;
         }
         atomic_store(&x->is_hung, true);
-        if (atomic_load(&x->is_taken)) {
+        int queued = HTTP_QUEUED;
+        if (!atomic_compare_exchange_strong(&x->claim, &queued, HTTP_DROPPED)) {
             return; /* the handler is at work; what it makes of it decides */
         }
     }
@@ -394,7 +398,7 @@ static void expire_all(mx_http *h, uint64_t now)
     }
 }
 
-/* ---- the loop ------------------------------------------------------------------------------------ */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static void take_wakes(mx_http *h)
 {

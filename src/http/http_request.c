@@ -35,7 +35,7 @@ static size_t body_budget(const mx_http *h)
     return mx_mul_ok(h->cfg.max_body_bytes, 4, &four) ? mx_max_size(four, floor_bytes) : SIZE_MAX;
 }
 
-/* ---- answers ------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static void header(struct MHD_Response *r, const char *name, const char *value)
 {
@@ -154,7 +154,7 @@ static enum MHD_Result send_reply(mx_http_exchange *x)
     return queue(x, x->status, r);
 }
 
-/* ---- streams ------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static void suspend(mx_http_exchange *x)
 {
@@ -181,7 +181,7 @@ static void pull_stream(mx_http_exchange *x)
     x->is_ended = result == MX_HTTP_END;
     x->is_aborted = result == MX_HTTP_ABORT || x->out.failed;
     if (result == MX_HTTP_MORE && x->out.len == 0) {
-        /* More, but not now: another turn of the loop, so that one source cannot starve the rest. */
+        /* More, but not now: another turn of the loop, so that no source starves the rest. */
         x->waits = true;
         mx_http_wake(x);
     }
@@ -231,7 +231,7 @@ static enum MHD_Result send_stream(mx_http_exchange *x)
     if (x->content_type == NULL) {
         return MHD_NO;
     }
-    /* For HEAD the library would end a chunked answer with the last chunk, a body where none may be. */
+    /* For HEAD the library would send the last chunk, a body where none may be. */
     struct MHD_Response *r =
         x->is_head ? MHD_create_response_from_buffer(0, x->id, MHD_RESPMEM_PERSISTENT)
                    : MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, on_stream, x,
@@ -250,7 +250,44 @@ static enum MHD_Result send_stream(mx_http_exchange *x)
     return queue(x, x->status, r);
 }
 
-/* ---- what the other threads did ------------------------------------------------------------------ */
+/* ---- answers past the library ---------------------------------------------------------------- */
+
+/* Best effort: what fits into the socket's buffer, which is empty. */
+static void raw_answer(int fd, unsigned status, const char *content_type, const char *request_id,
+                       mx_str body)
+{
+    mx_buf text = {0};
+    mx_buf_printf(&text, "HTTP/1.1 %u %s\r\nContent-Length: %zu\r\nConnection: close\r\n", status,
+                  http_status_text(status), body.len);
+    if (content_type != NULL) {
+        mx_buf_printf(&text, "Content-Type: %s\r\n", content_type);
+    }
+    if (status == 503) {
+        mx_buf_str(&text, "Retry-After: 1\r\n");
+    }
+    if (request_id != NULL) {
+        mx_buf_printf(&text, "x-request-id: %s\r\nrequest-id: %s\r\n", request_id, request_id);
+    }
+    mx_buf_str(&text, "\r\n");
+    mx_buf_append(&text, body.ptr, body.len);
+    if (!text.failed) {
+        ssize_t n = send(fd, text.ptr, text.len, MSG_DONTWAIT | MSG_NOSIGNAL);
+        (void)n;
+    }
+    mx_buf_free(&text);
+}
+
+void http_raw_error(int fd, unsigned status, const char *request_id, const char *message)
+{
+    mx_buf body = {0};
+    mx_http_error_body(&body, status, message, NULL, NULL);
+    if (!body.failed) {
+        raw_answer(fd, status, "application/json", request_id, mx_buf_view(&body));
+    }
+    mx_buf_free(&body);
+}
+
+/* ---- what the other threads did -------------------------------------------------------------- */
 
 static void fail_deferred(mx_http_exchange *x)
 {
@@ -294,6 +331,15 @@ void http_request_advance(mx_http_exchange *x)
         http_conn_kill(x->conn);
         return;
     }
+    if (x->conn->hup && !x->is_answering) {
+        /* Half closed, or gone: the library would take the end of input for the end of all. */
+        if (!x->reply_body.failed && !x->is_head) {
+            raw_answer(x->conn->fd, x->status, x->content_type, x->id, mx_buf_view(&x->reply_body));
+        }
+        http_exchange_finish(x, false);
+        http_conn_kill(x->conn);
+        return;
+    }
     if (answer == HTTP_DEFER && !x->is_answering) {
         advance_deferred(x);
     } else if (answer == HTTP_STREAM && x->is_answering) {
@@ -317,7 +363,7 @@ static enum MHD_Result send_answer(mx_http_exchange *x)
     return MHD_YES;
 }
 
-/* ---- requests ------------------------------------------------------------------------------------ */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void *on_target(void *arg, const char *target, struct MHD_Connection *mhd)
 {
@@ -634,30 +680,10 @@ static size_t keep_escapes(void *arg, struct MHD_Connection *mhd, char *s)
     return strlen(s);
 }
 
-void http_raw_error(int fd, unsigned status, const char *request_id, const char *message)
-{
-    mx_buf body = {0}, text = {0};
-    mx_http_error_body(&body, status, message, NULL, NULL);
-    mx_buf_printf(&text,
-                  "HTTP/1.1 %u %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n"
-                  "Connection: close\r\n%s%s%s%s\r\n",
-                  status, http_status_text(status), body.len, status == 503 ? "Retry-After: 1\r\n" : "",
-                  request_id == NULL ? "" : "x-request-id: ", request_id == NULL ? "" : request_id,
-                  request_id == NULL ? "" : "\r\n");
-    mx_buf_append(&text, body.ptr, body.len);
-    if (!body.failed && !text.failed) {
-        /* A few hundred bytes into an empty socket buffer: it fits, or the client is gone. */
-        ssize_t n = send(fd, text.ptr, text.len, MSG_DONTWAIT | MSG_NOSIGNAL);
-        (void)n;
-    }
-    mx_buf_free(&body);
-    mx_buf_free(&text);
-}
-
 mx_err http_request_start(mx_http *h, mx_errbuf *eb)
 {
-    /* Room for a header of the allowed size, the library's index of it, and a block to send. What is
-     * larger than this gets the library's own 431. */
+    /* Room for a header of the allowed size, the library's index of it, and a block to send. What
+     * is larger than this gets the library's own 431. */
     size_t memory = 2 * h->cfg.max_header_bytes + (size_t)32 * 1024;
     h->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL,

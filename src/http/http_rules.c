@@ -33,7 +33,7 @@ static int hex_digit(char c)
     return low >= 'a' && low <= 'f' ? low - 'a' + 10 : -1;
 }
 
-/* ---- path ---------------------------------------------------------------------------------------- */
+/* ---- path ------------------------------------------------------------------------------------ */
 
 /* Length of "http://" or "https://" at the start, else 0. */
 static size_t scheme_len(const char *s)
@@ -99,7 +99,7 @@ char *http_normalise_path(const char *target)
     return out;
 }
 
-/* ---- Host and Origin ----------------------------------------------------------------------------- */
+/* ---- Host and Origin ------------------------------------------------------------------------- */
 
 /* The name or address of "name[:port]" without port and brackets; false when malformed. */
 static bool split_host(mx_str in, mx_str *name)
@@ -209,7 +209,7 @@ bool http_origin_allowed(const mx_http_config *cfg, mx_str origin, mx_str host_h
     return is_same || is_loopback_name(name);
 }
 
-/* ---- keys ---------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 /* Hashes are compared, all of them, byte by byte to the end: the time tells neither which key came
  * close nor how long a key is. */
@@ -246,7 +246,7 @@ int http_find_key(const mx_http *h, const mx_http_exchange *x)
     return found;
 }
 
-/* ---- framing ------------------------------------------------------------------------------------- */
+/* ---- framing --------------------------------------------------------------------------------- */
 
 static size_t count_header(const mx_http_exchange *x, const char *name)
 {
@@ -324,11 +324,10 @@ const char *http_check_framing(const mx_http_exchange *x, const char *version, u
 const char *http_status_text(unsigned status)
 {
     switch (status) {
-    case 400: return "Bad Request";
+    case 200: return "OK";
     case 408: return "Request Timeout";
     case 413: return "Payload Too Large";
-    case 431: return "Request Header Fields Too Large";
     case 503: return "Service Unavailable";
-    default: return "Error";
+    default: return status < 400 ? "OK" : "Error";
     }
 }

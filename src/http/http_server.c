@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Starting and stopping. The order of stopping matters: first no new requests, then the workers
- * (their running handlers end), then the loop (which tells every source that it is over). The server
- * object itself lives until the last exchange is let go, so that a late mx_http_wake is harmless.
+ * (their running handlers end), then the loop (which tells every source that it is over). The
+ * server object itself lives until the last exchange is let go: a late mx_http_wake is harmless.
  */
 #include "base/log.h"
 #include "base/mem.h"

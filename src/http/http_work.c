@@ -20,7 +20,7 @@ static mx_http_exchange *take(mx_http *h)
             h->work_tail = NULL;
         }
         h->n_waiting--;
-        atomic_store(&x->is_taken, true);
+        h->n_busy++;
     }
     pthread_mutex_unlock(&h->work_lock);
     return x;
@@ -31,8 +31,10 @@ static void *worker_main(void *arg)
     mx_http *h = arg;
     mx_http_exchange *x;
     while ((x = take(h)) != NULL) {
-        /* Nobody waits for the answer of a client that left while it stood in the queue. */
-        if (!mx_http_hung_up(x)) {
+        /* Nobody waits for the answer of a client that left while it stood in the queue: the loop
+         * has then claimed the exchange first. */
+        int queued = HTTP_QUEUED;
+        if (atomic_compare_exchange_strong(&x->claim, &queued, HTTP_TAKEN)) {
             h->cfg.handler(h->cfg.handler_arg, x);
             /* Two references are ours and the connection's: with no others and no answer, nobody is
              * left who could give one. */
@@ -45,8 +47,19 @@ static void *worker_main(void *arg)
             }
         }
         mx_http_unref(x);
+        pthread_mutex_lock(&h->work_lock);
+        h->n_busy--;
+        pthread_mutex_unlock(&h->work_lock);
     }
     return NULL;
+}
+
+bool http_work_all_busy(mx_http *h)
+{
+    pthread_mutex_lock(&h->work_lock);
+    bool is_busy = h->n_busy == h->cfg.n_workers;
+    pthread_mutex_unlock(&h->work_lock);
+    return is_busy;
 }
 
 mx_err http_work_start(mx_http *h, mx_errbuf *eb)

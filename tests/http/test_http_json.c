@@ -21,7 +21,8 @@ static void test_escapes(void **state)
     check_string("a\"b\\c/d", 7, "\"a\\\"b\\\\c/d\"");
     check_string("\n\r\t\b\f", 5, "\"\\n\\r\\t\\b\\f\"");
     check_string("\0\x01\x1f\x7f", 4, "\"\\u0000\\u0001\\u001f\x7f\"");
-    check_string("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80", 9, "\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\"");
+    check_string("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80", 9,
+                 "\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\"");
 }
 
 static void test_ill_formed(void **state)

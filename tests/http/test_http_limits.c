@@ -231,7 +231,7 @@ static void test_header_limit(void **state)
     check_alive();
 }
 
-/* ---- deadlines ----------------------------------------------------------------------------------- */
+/* ---- deadlines ------------------------------------------------------------------------------- */
 
 static uint64_t closed_after(int fd, unsigned max_ms)
 {
@@ -274,8 +274,8 @@ static void test_slow_loris(void **state)
             assert_status(&r, 200);
             reply_free(&r);
         }
-        const char *text = "GET /x HTTP/1.1\r\nHost: localhost\r\nX-Slow: aaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-                           "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+        const char *text = "GET /x HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+                           "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
         uint64_t from = mx_now_us(), ms = 0;
         for (size_t i = 0; i < strlen(text); i++) {
             struct pollfd p = {fd, POLLIN, 0};
@@ -348,13 +348,13 @@ static void test_reader_that_stops(void **state)
     close(fd);
 }
 
-/* ---- numbers ------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 /* The library's own epoll thread stalls at multiples of 128 ready connections. */
 static void test_connection_counts(void **state)
 {
     (void)state;
-    start((mx_http_config){0});
+    start((mx_http_config){.max_waiting = 1000});
     static const int counts[] = {127, 128, 129, 255, 256, 257};
     for (size_t k = 0; k < MX_COUNT(counts); k++) {
         int n = counts[k];

@@ -157,8 +157,9 @@ static void test_framing(void **state)
     assert_int_equal(atomic_load(&n_handled), before);
     /* After a refusal whose end is uncertain nothing more is read from the connection. */
     int fd = client_connect(server);
-    client_text(fd, "POST / HTTP/1.1\r\n" H "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
-                    "0\r\n\r\nGET /smuggled HTTP/1.1\r\n" H "\r\n");
+    client_text(fd, "POST / HTTP/1.1\r\n" H "Content-Length: 5\r\n"
+                    "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+                    "GET /smuggled HTTP/1.1\r\n" H "\r\n");
     client_reply r;
     client_read(fd, &r, false, 2000);
     assert_status(&r, 400);
@@ -230,8 +231,8 @@ static void test_host_origin(void **state)
     expect("GET http://evil.example/ HTTP/1.1\r\n" H "\r\n", 403, "evil.example");
     expect("GET / HTTP/1.1\r\nHost: ev\"il<>\x80\r\n\r\n", 403, "--allowed-host");
     expect("GET / HTTP/1.1\r\nHost: box.lan:99\r\n\r\n", 200, NULL);
-    expect("POST / HTTP/1.1\r\n" H "Origin: http://evil.example\r\nContent-Length: 2\r\n\r\nhi", 403,
-           "--allowed-origin");
+    expect("POST / HTTP/1.1\r\n" H "Origin: http://evil.example\r\nContent-Length: 2\r\n\r\nhi",
+           403, "--allowed-origin");
     expect("GET / HTTP/1.1\r\n" H "Origin: null\r\n\r\n", 403, "--allowed-origin");
     client_reply r;
     client_once(server, "GET / HTTP/1.1\r\n" H "Origin: https://app.example\r\n\r\n", &r);
@@ -394,8 +395,8 @@ static void test_start_no_memory(void **state)
     assert_true(k > 10);
 }
 
-/* The k-th allocation while a request is served fails: an answer or a closed connection, and the next
- * request is served. */
+/* The k-th allocation while a request is served fails: an answer or a closed connection, and the
+ * next request is served. */
 static void test_request_no_memory(void **state)
 {
     (void)state;

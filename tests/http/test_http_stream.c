@@ -170,7 +170,8 @@ static int stop(void **state)
     server = NULL;
     for (int i = 0; i < atomic_load(&n_jobs); i++) {
         if (atomic_load(&jobs[i].n_closed) != 1) {
-            print_message("job %d: closed was called %d times\n", i, atomic_load(&jobs[i].n_closed));
+            print_message("job %d: closed was called %d times\n", i,
+                          atomic_load(&jobs[i].n_closed));
             return -1;
         }
         mx_http_wake(jobs[i].x); /* harmless after the server's end */
@@ -189,8 +190,8 @@ static int open_request(const char *path)
 {
     char text[200];
     int fd = client_connect(server);
-    snprintf(text, sizeof text, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi",
-             path);
+    snprintf(text, sizeof text,
+             "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi", path);
     assert_true(client_text(fd, text));
     return fd;
 }
@@ -507,24 +508,34 @@ static void test_hang_up_in_body(void **state)
     assert_int_equal(atomic_load(&n_jobs), 0);
 }
 
-/* Sends, closes its sending side, reads: what "nc -N" does. A quick answer still arrives. */
+/* Sends, closes its sending side, reads: what "nc -N" does. An answer that needs no waiting for a
+ * worker or a model still arrives, also when the closing is seen before it. */
 static void test_half_close(void **state)
 {
     (void)state;
-    for (int i = 0; i < 50; i++) {
+    for (int i = 0; i < 52; i++) {
+        bool is_slow = i >= 50;
         int fd = client_connect(server);
-        client_text(fd, "GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        client_text(fd, is_slow ? "GET /gate HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                                : "GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n");
         shutdown(fd, SHUT_WR);
+        if (is_slow) {
+            sleep_ms(60);
+            atomic_store(&gate, 1);
+        }
         client_reply r;
         client_read(fd, &r, false, 2000);
+        if (r.status != 200) {
+            print_message("request %d\n", i);
+        }
         assert_status(&r, 200);
-        assert_string_equal(r.body.ptr, "now");
         reply_free(&r);
         close(fd);
+        atomic_store(&gate, 0);
     }
 }
 
-/* ---- many at once -------------------------------------------------------------------------------- */
+/* ---- many at once ---------------------------------------------------------------------------- */
 
 enum { N_STREAMS = 64, N_EVENTS = 200 };
 
