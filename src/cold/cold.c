@@ -19,13 +19,13 @@
 #include "base/mem.h"
 
 enum {
-    /* A reader in front of a busy writer makes it wait, but not for ever: under a constant stream of
-     * restores pages must still become durable. */
+    /* A reader in front of a busy writer makes it wait, but not for ever: under a constant stream
+     * of restores pages must still become durable. */
     YIELD_MAX_US = 2000000,
 };
 static const size_t default_queue_bytes = (size_t)512 << 20;
 
-/* ---- queues ----------------------------------------------------------------------------------- */
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 static void list_push(job_list *l, mx_cold_job *job)
 {
@@ -112,7 +112,7 @@ static void finish_locked(mx_cold *c, mx_cold_job *job)
     pthread_cond_broadcast(&c->idle_cond);
 }
 
-/* ---- threads ---------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static struct timespec after(clockid_t clock, uint64_t us)
 {
@@ -231,7 +231,7 @@ static void *sweeper_main(void *arg)
     return NULL;
 }
 
-/* ---- open and close --------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static void fill_tuning(mx_cold *c, const mx_cold_tuning *t)
 {
@@ -293,7 +293,8 @@ static void init_locks(mx_cold *c)
     pthread_condattr_destroy(&attr);
 }
 
-mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_config *cfg, mx_errbuf *eb)
+mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_config *cfg,
+                    mx_errbuf *eb)
 {
     *out = NULL;
     size_t page_bytes = mx_kv_page_bytes(shape);
@@ -400,7 +401,7 @@ void mx_cold_close(mx_cold *c)
     }
 }
 
-/* ---- waiting ---------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 bool mx_cold_flush(mx_cold *c, uint64_t timeout_us)
 {
@@ -437,7 +438,7 @@ bool mx_cold_sweep(mx_cold *c, uint64_t timeout_us)
     return is_done;
 }
 
-/* ---- degradation and statistics --------------------------------------------------------------- */
+/* ---- degradation and statistics -------------------------------------------------------------- */
 
 void mx_cold_failed(mx_cold *c, const char *what)
 {

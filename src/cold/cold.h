@@ -6,7 +6,8 @@
  * bytes, order of durability pages -> manifest), one reader, one that reads manifests after start
  * and sweeps. The engine thread never waits for the folder: it hands over jobs and polls for
  * completions. Whatever goes wrong with the folder degrades the tier to "off for now" with one
- * warning and a counter, never the server; writing is tried again quietly every 30 s, reading goes on.
+ * warning and a counter, never the server; writing is tried again quietly every 30 s, reading goes
+ * on.
  *
  * Ownership: a job struct belongs to the caller before submit and after it is polled back, to the
  * cold tier in between, together with the page payloads it names (the caller holds references on
@@ -44,7 +45,7 @@ typedef struct mx_cold_fileops {
 /* Times and reserves. 0 = the default everywhere, so {0} is right outside of tests. */
 typedef struct mx_cold_tuning {
     const mx_cold_fileops *fileops;
-    int64_t min_free_bytes;    /* left free on the disk; 0 = the larger of 1 GiB and 2 %, -1 = none */
+    int64_t min_free_bytes;    /* left free on the disk; 0 = larger of 1 GiB and 2 %, -1 = none */
     int64_t delete_age_s;      /* younger files are never deleted; 0 = 600, -1 = no such rule */
     int64_t orphan_age_s;      /* older temporary files are orphans; 0 = 3600, -1 = at any age */
     uint64_t retry_us;         /* between attempts when degraded; 0 = 30 s */
@@ -54,32 +55,38 @@ typedef struct mx_cold_tuning {
 
 typedef struct mx_cold_config {
     mx_cold_mode mode;
-    const char *dir;            /* e.g. ~/.mtplx/session_cache, already expanded; made when absent */
-    uint64_t max_bytes;         /* of all files below dir/v1, all models together; 0 = default (a tenth
-                                   of the free space at start, at most 32 GiB) */
+    const char *dir;            /* e.g. ~/.mtplx/session_cache, expanded; made when absent */
+    uint64_t max_bytes;         /* of all files below dir/v1, all models together; 0 = default (a
+                                   tenth of the free space at start, at most 32 GiB) */
     size_t queue_bytes;         /* write queue bound; 0 = default 512 MiB */
     mx_hash256 root;            /* of this model and settings, no isolation salt */
     const char *model_json;     /* content of model.json, for people */
-    void (*wake)(void *arg);    /* called from cold's threads when something can be polled; may be NULL */
+    void (*wake)(void *arg);    /* called from cold's threads when something is to be polled */
     void *wake_arg;
     mx_cold_tuning tuning;
 } mx_cold_config;
 
 /* Starts the threads. A folder that cannot be used is not an error: the tier is degraded and says
  * so in the log. Errors: no memory, no thread, mode OFF (MX_E_INVALID: do not open it at all). */
-mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_config *cfg, mx_errbuf *eb);
-/* Stops the threads without flushing what is still queued (call mx_cold_flush first) and marks those
- * jobs MX_E_CANCELLED: afterwards mx_cold_poll hands out all that is left, then NULL. Waits at most
- * tuning.stop_us for a folder that hangs; false = a thread is still stuck in it: the jobs that it holds are not
- * handed out, and their payloads must stay valid until the process ends. */
+mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_config *cfg,
+                    mx_errbuf *eb);
+/* Stops the threads without flushing what is still queued (call mx_cold_flush first) and marks
+ * those jobs MX_E_CANCELLED: afterwards mx_cold_poll hands out all that is left, then NULL. Waits
+ * at most tuning.stop_us for a folder that hangs; false = a thread is still stuck in it: the jobs
+ * that it holds are not handed out, and their payloads must stay valid until the process ends. */
 bool mx_cold_stop(mx_cold *c);
 /* mx_cold_stop, when that was not done, and frees everything. Jobs that were not polled are the
  * caller's again. NULL is allowed. */
 void mx_cold_close(mx_cold *c);
 
-/* ---- jobs ------------------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
-typedef enum mx_cold_job_kind { MX_COLD_PROBE, MX_COLD_READ, MX_COLD_WRITE_PAGE, MX_COLD_WRITE_SESSION } mx_cold_job_kind;
+typedef enum mx_cold_job_kind {
+    MX_COLD_PROBE,
+    MX_COLD_READ,
+    MX_COLD_WRITE_PAGE,
+    MX_COLD_WRITE_SESSION
+} mx_cold_job_kind;
 
 typedef struct mx_cold_job mx_cold_job;
 struct mx_cold_job {
@@ -90,7 +97,7 @@ struct mx_cold_job {
 
     /* All kinds: where in which chain. */
     mx_hash256 root;          /* includes the isolation salt */
-    mx_hash256 parent_id;     /* identity of the page before first_page; = root when first_page is 0 */
+    mx_hash256 parent_id;     /* identity of the page before first_page; the root when that is 0 */
     uint64_t first_page;
 
     /* PROBE and READ: the prompt from position first_page * 64 on (borrowed until polled). */
@@ -104,12 +111,13 @@ struct mx_cold_job {
     uint32_t tail_rows;       /* rows of it that match the tokens: 1..64; 0 = none */
     uint64_t read_bytes;      /* payload bytes a READ would touch */
 
-    /* READ in: payloads to fill, n_full + (tail_rows > 0). A READ carries over what PROBE filled in.
-     * Of the tail page only rows 0..tail_rows-1 are filled. READ out: n_read pages from the front
-     * are verified (checksum, identity, tokens); the tail counts as the last one. Bad files were
-     * quarantined; the caller continues with what it got, and may probe again from there for the
-     * next-best tail. Status is MX_OK also when less was read than asked for. Payloads from n_read on
-     * hold anything (the first of them may have received unverified bytes): zero before reuse. */
+    /* READ in: payloads to fill, n_full + (tail_rows > 0). A READ carries over what PROBE filled
+     * in. Of the tail page only rows 0..tail_rows-1 are filled. READ out: n_read pages from the
+     * front are verified (checksum, identity, tokens); the tail counts as the last one. Bad files
+     * were quarantined; the caller continues with what it got, and may probe again from there for
+     * the next-best tail. Status is MX_OK also when less was read than asked for. Payloads from
+     * n_read on hold anything (the first of them may have received unverified bytes): zero before
+     * reuse. */
     uint8_t **payloads;
     size_t n_read;
     uint64_t elapsed_us;
@@ -125,15 +133,15 @@ struct mx_cold_job {
     mx_hash256 page_id;
 
     /* WRITE_SESSION in: the manifest. All page identities of the chain in order (owned by the
-     * caller until polled), tokens in the whole chain, and what kind of point it is. Submit it behind
-     * its pages. Status MX_OK = the session is durable (logged "durable session=..."); MX_E_NOT_FOUND
-     * = some pages are not in the folder: mx_cold_has_page is false for those from now on, so they
-     * can be written again. */
+     * caller until polled), tokens in the whole chain, and what kind of point it is. Submit it
+     * behind its pages. Status MX_OK = the session is durable (logged "durable session=...");
+     * MX_E_NOT_FOUND = some pages are not in the folder: mx_cold_has_page is false for those from
+     * now on, so they can be written again. */
     const mx_hash256 *page_ids;
     size_t n_pages;
     size_t n_session_tokens;  /* in (64 * (n_pages - 1), 64 * n_pages] */
     uint32_t entry_kind;      /* 0 prompt, 1 turn */
-    mx_hash256 session_id;    /* names the conversation in logs (the file is named by the last page) */
+    mx_hash256 session_id;    /* for logs; the file is named by the last page */
 };
 
 /* Hands a job over. MX_E_FULL: the write queue has no room (nothing queued; the caller may retry
@@ -143,8 +151,8 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job);
 /* The next finished job of any kind, or NULL. Never blocks. */
 mx_cold_job *mx_cold_poll(mx_cold *c);
 
-/* Is this page known to be durable in the folder (written by us or seen)? RAM only, a hint: need not
- * be written again. Never waits for the folder. */
+/* Is this page known to be durable in the folder (written by us or seen)? RAM only, a hint: need
+ * not be written again. Never waits for the folder. */
 bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id);
 
 /* Waits until everything queued is durable or the deadline passes. True = all flushed, false = time
@@ -169,15 +177,15 @@ typedef struct mx_cold_stats {
 } mx_cold_stats;
 void mx_cold_get_stats(mx_cold *c, mx_cold_stats *out); /* any thread */
 
-/* ---- without a server -------------------------------------------------------------------------- */
+/* ---- without a server ------------------------------------------------------------------------ */
 
 #define MX_COLD_MARKER_NAME "mtplx-session-cache.txt"
 #define MX_COLD_MARKER_LINE "mtplx session cache"
 
-/* Removes everything below dir that belongs to the cache (`mtplx cache rm --all`). MX_E_INVALID: the
- * folder does not look like one (no marker file), nothing was removed. An absent or empty folder is
- * fine. Foreign names are left alone: then MX_OK, and the text says so. *n_files, *n_bytes: what was
- * removed. */
+/* Removes everything below dir that belongs to the cache (`mtplx cache rm --all`). MX_E_INVALID:
+ * the folder does not look like one (no marker file), nothing was removed. An absent or empty
+ * folder is fine. Foreign names are left alone: then MX_OK, and the text says so. *n_files,
+ * *n_bytes: what was removed. */
 mx_err mx_cold_remove_all(const char *dir, uint64_t *n_files, uint64_t *n_bytes, mx_errbuf *eb);
 
 #endif

@@ -87,7 +87,7 @@ void mx_cold_session_name(const mx_hash256 *last_page, char name[MX_COLD_NAME_CA
     snprintf(name, MX_COLD_NAME_CAP, "%s.session", hex);
 }
 
-/* ---- folders ---------------------------------------------------------------------------------- */
+/* ---- folders --------------------------------------------------------------------------------- */
 
 void mx_cold_folder_init(mx_cold_folder *f, const mx_cold_fileops *ops, const char *dir,
                          const mx_hash256 *root)
@@ -142,7 +142,8 @@ int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, b
     int fd = ops->open(parent, name, flags, 0);
     if (fd < 0 && errno == ENOENT && create) {
         if (ops->mkdir(parent, name, 0700) != 0 && errno != EEXIST) {
-            *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make the folder %s", name);
+            *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make the folder %s",
+                                 name);
             return -1;
         }
         fd = ops->open(parent, name, flags, 0);
@@ -189,8 +190,9 @@ static void parent_path(const char *dir, char out[4096])
     out[len] = '\0';
 }
 
-/* Makes the missing parents of the configured folder, like mkdir -p. They are the user's: no checks,
- * but what we made is synced, so that a durable page is not lost with the folder above it. */
+/* Makes the missing parents of the configured folder, like mkdir -p. They are the user's: no
+ * checks, but what we made is synced, so that a durable page is not lost with the folder above
+ * it. */
 static mx_err make_parents(const mx_cold_fileops *ops, const char *dir, mx_errbuf *eb)
 {
     char path[4096], above[4096];
@@ -211,7 +213,8 @@ static mx_err make_parents(const mx_cold_fileops *ops, const char *dir, mx_errbu
                 close(fd);
             }
         } else if (errno != EEXIST) {
-            return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make the folder %s", path);
+            return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make the folder %s",
+                                 path);
         }
         if (is_end) {
             return MX_OK;
@@ -286,9 +289,9 @@ static mx_err write_marker(mx_cold_folder *f, mx_errbuf *eb)
 {
     static const char text[] =
         MX_COLD_MARKER_LINE "\n"
-        "This folder holds the KV pages of conversations with a local model, so that they need not\n"
-        "be computed again. The conversations can be read from it. `mtplx cache rm --all` removes\n"
-        "everything here; the server makes it again.\n";
+        "This folder holds the KV pages of conversations with a local model, so that they need\n"
+        "not be computed again. The conversations can be read from it. `mtplx cache rm --all`\n"
+        "removes everything here; the server makes it again.\n";
     struct stat st;
     if (fstatat(f->top_fd, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0) {
         return MX_OK;
@@ -336,7 +339,8 @@ static mx_err open_all(mx_cold_folder *f, bool create, mx_errbuf *eb)
 
 mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb)
 {
-    if (is_current(f) && is_alive(f->root_fd) && is_alive(f->pages_fd) && is_alive(f->sessions_fd)) {
+    if (is_current(f) && is_alive(f->root_fd) && is_alive(f->pages_fd)
+        && is_alive(f->sessions_fd)) {
         return MX_OK;
     }
     mx_cold_folder_close(f);
@@ -347,7 +351,7 @@ mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb)
     return err;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 mx_err mx_cold_open_file(const mx_cold_fileops *ops, int dir, const char *name, int *fd,
                          uint64_t *bytes, mx_errbuf *eb)
@@ -410,7 +414,7 @@ mx_err mx_cold_read_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, i
     return MX_OK;
 }
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static mx_err write_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, int n_iov,
                         mx_errbuf *eb)
@@ -447,8 +451,8 @@ static int open_temp(mx_cold_folder *f, int dir, char name[MX_COLD_NAME_CAP])
     return fd;
 }
 
-mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct iovec *iov, int n_iov,
-                          mx_errbuf *eb)
+mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct iovec *iov,
+                          int n_iov, mx_errbuf *eb)
 {
     char temp[MX_COLD_NAME_CAP];
     f->is_renamed_unsynced = false;
@@ -484,7 +488,7 @@ mx_err mx_cold_touch(const mx_cold_folder *f, int dir, const char *name, int64_t
     return f->ops->utimens(dir, name, times) == 0 ? MX_OK : mx_cold_errno(errno);
 }
 
-/* ---- quarantine ------------------------------------------------------------------------------- */
+/* ---- quarantine ------------------------------------------------------------------------------ */
 
 bool mx_cold_quarantine(mx_cold_folder *f, int dir, const char *name, const char *reason)
 {

@@ -60,8 +60,8 @@ mx_err mx_cold_read_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, i
 
 /* Temp name, write, fsync, rename to `name`, fsync of dir: durable when MX_OK. The vectors are used
  * up. MX_E_FULL: no space; MX_E_DENIED: permission; MX_E_IO: the rest. */
-mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct iovec *iov, int n_iov,
-                          mx_errbuf *eb);
+mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct iovec *iov,
+                          int n_iov, mx_errbuf *eb);
 
 /* Moves a bad file to quarantine/ and puts the reason beside it; logs it. False when it could not
  * be moved (then it stays where it is). */

@@ -45,7 +45,7 @@ enum {
 };
 _Static_assert(P_HEADER_SUM + 16 == MX_DISK_PAGE_HEADER_BYTES, "the checksum ends the header");
 _Static_assert(MX_DISK_PAGE_HEADER_BYTES + 4 * MX_DISK_PAGE_TOKENS <= MX_DISK_PAYLOAD_AT, "fits");
-_Static_assert((int)MX_PAGE_TOKENS == (int)MX_DISK_PAGE_TOKENS, "version 1 stores pages of 64 tokens");
+_Static_assert((int)MX_PAGE_TOKENS == (int)MX_DISK_PAGE_TOKENS, "version 1 has pages of 64 tokens");
 
 enum {
     S_SESSION = 64,
@@ -96,7 +96,8 @@ static void put_common(uint8_t *h, const uint8_t magic[8], uint32_t header_bytes
     memcpy(h + AT_ROOT, root->b, 32);
 }
 
-/* Magic, header checksum, version, features: in this order, so that damage is told from foreignness. */
+/* Magic, header checksum, version, features: in this order, so that damage is told from
+ * foreignness. */
 static mx_err check_common(const uint8_t *h, const uint8_t magic[8], size_t sum_at, mx_errbuf *eb)
 {
     if (memcmp(h, magic, 8) != 0) {
@@ -120,7 +121,7 @@ static mx_err check_common(const uint8_t *h, const uint8_t magic[8], size_t sum_
     return MX_OK;
 }
 
-/* ---- pages ------------------------------------------------------------------------------------ */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 size_t mx_disk_payload_bytes(const mx_kv_shape *shape, uint32_t n_tokens)
 {
@@ -135,7 +136,7 @@ uint16_t mx_disk_kv_type(mx_kv_type type)
     case MX_KV_F16: return MX_DISK_TYPE_F16;
     case MX_KV_F32: return MX_DISK_TYPE_F32;
     }
-    assert(!"unknown KV type");
+    assert(false && "unknown KV type");
     return 0;
 }
 
@@ -258,7 +259,7 @@ mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t
     return MX_OK;
 }
 
-/* ---- manifests -------------------------------------------------------------------------------- */
+/* ---- manifests ------------------------------------------------------------------------------- */
 
 void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m)
 {

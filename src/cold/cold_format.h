@@ -34,7 +34,7 @@ enum {
     MX_DISK_MANIFEST_MAX_BYTES = 64 << 20,
 };
 
-/* ---- pages ------------------------------------------------------------------------------------ */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 /* A decoded header with its token ids. */
 typedef struct mx_disk_page {
@@ -61,7 +61,7 @@ mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t
 size_t mx_disk_payload_bytes(const mx_kv_shape *shape, uint32_t n_tokens);
 uint16_t mx_disk_kv_type(mx_kv_type type);
 
-/* ---- manifests -------------------------------------------------------------------------------- */
+/* ---- manifests ------------------------------------------------------------------------------- */
 
 typedef struct mx_disk_manifest {
     mx_hash256 root, session_id;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * One hash table of nodes, keyed by page identity, with the children of a node in a list. A page
- * that is only known as somebody's parent (the root, too) has a node that is not "there". Identities
- * are uniformly distributed, so eight bytes of one are its hash.
+ * that is only known as somebody's parent (the root, too) has a node that is not "there".
+ * Identities are uniformly distributed, so eight bytes of one are its hash.
  *
- * A database would do the same with files of its own to lose; what is here is rebuilt from names and
- * manifests in the background after each start.
+ * A database would do the same with files of its own to lose; what is here is rebuilt from names
+ * and manifests in the background after each start.
  */
 #include "cold/cold_index.h"
 

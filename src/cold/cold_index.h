@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cold_index.h: what is known in RAM about the page files of one folder: which are there, how large,
- * and which page continues which. A hint only: the folder decides.
+ * cold_index.h: what is known in RAM about the page files of one folder: which are there, how
+ * large, and which page continues which. A hint only: the folder decides.
  *
  * Thread-safe: one lock of its own, held for short table operations and never across I/O, so that
  * the engine may ask. No other lock is taken inside.
@@ -32,7 +32,8 @@ bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id);        /* there
 bool mx_cold_index_is_synced(mx_cold_index *ix, const mx_hash256 *id);  /* and durable */
 bool mx_cold_index_is_tainted(mx_cold_index *ix, const mx_hash256 *id);
 
-/* Manifests that were read already, by the identity in their name. True = it is new (now marked). */
+/* Manifests that were read already, by the identity in their name. True = it is new (now
+ * marked). */
 bool mx_cold_index_mark_manifest(mx_cold_index *ix, const mx_hash256 *last_page);
 void mx_cold_index_unmark_manifest(mx_cold_index *ix, const mx_hash256 *last_page);
 /* The page is inside the chain of some manifest. */
@@ -48,9 +49,9 @@ typedef struct mx_cold_child {
 } mx_cold_child;
 
 /* Among the children of `parent` that are there, have at least min_tokens and known tokens: the one
- * with the longest common prefix with tokens[0..n-1] (n_common 0 = none). Those whose tokens are not
- * known go into unknown[0..*n_unknown-1] (newest first, at most cap): read their heads, link them,
- * ask again. */
+ * with the longest common prefix with tokens[0..n-1] (n_common 0 = none). Those whose tokens are
+ * not known go into unknown[0..*n_unknown-1] (newest first, at most cap): read their heads, link
+ * them, ask again. */
 mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
                                        const int32_t *tokens, size_t n, uint32_t min_tokens,
                                        mx_cold_child *unknown, size_t cap, size_t *n_unknown);

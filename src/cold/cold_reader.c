@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* ---- one page file ---------------------------------------------------------------------------- */
+/* ---- one page file --------------------------------------------------------------------------- */
 
 void mx_cold_page_path(const mx_hash256 *id, char path[MX_COLD_NAME_CAP])
 {
@@ -148,7 +148,7 @@ size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids,
     return n_missing;
 }
 
-/* ---- probing ---------------------------------------------------------------------------------- */
+/* ---- probing --------------------------------------------------------------------------------- */
 
 /* The identities of a job's pages, computed as far as they were asked for. */
 typedef struct chain {
@@ -235,12 +235,15 @@ static mx_cold_child probe_known(mx_cold *c, const mx_cold_job *job, const mx_ha
              * fit is passed over, not condemned. */
             mx_cold_want want = {.id = unknown[i].id};
             mx_disk_page page;
-            mx_err err = mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, NULL, &page);
+            mx_err err =
+                mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, NULL, &page);
+            if (err == MX_OK
+                && (!mx_hash256_eq(&page.root, &job->root) || !mx_hash256_eq(&page.parent, parent)
+                    || page.first_position != first_position)) {
+                err = MX_E_NOT_FOUND;
+            }
             if (err == MX_OK) {
-                err = mx_hash256_eq(&page.root, &job->root) && mx_hash256_eq(&page.parent, parent)
-                              && page.first_position == first_position
-                          ? mx_cold_index_link(c->index, &want.id, parent, page.n_tokens, page.tokens)
-                          : MX_E_NOT_FOUND;
+                err = mx_cold_index_link(c->index, &want.id, parent, page.n_tokens, page.tokens);
             }
             if (err != MX_OK) {
                 mx_cold_index_remove(c->index, &want.id); /* or it would be asked for ever */
@@ -305,7 +308,7 @@ static mx_err run_probe(mx_cold *c, mx_cold_job *job)
     return MX_OK;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Tells the kernel that a file will be read soon; what fails here fails again where it counts. */
 static void prefetch(const mx_cold_folder *f, const mx_hash256 *id)

@@ -2,8 +2,8 @@
  *
  * cold_state.h: what the threads of the cold tier share. Not for other modules.
  *
- * Lock order: c->lock is a leaf (as is the index's own lock): nobody takes another lock, does I/O or
- * calls out while holding it. Folders, scratch memory and everything below "writer", "reader",
+ * Lock order: c->lock is a leaf (as is the index's own lock): nobody takes another lock, does I/O
+ * or calls out while holding it. Folders, scratch memory and everything below "writer", "reader",
  * "sweeper" belong to that thread alone.
  */
 #ifndef MX_COLD_STATE_H

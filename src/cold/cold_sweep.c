@@ -27,7 +27,13 @@ enum {
     FUTURE_SLACK_S = 60,
 };
 
-typedef enum file_kind { FILE_PAGE, FILE_SESSION, FILE_TEMP, FILE_TRASH, FILE_QUARANTINE } file_kind;
+typedef enum file_kind {
+    FILE_PAGE,
+    FILE_SESSION,
+    FILE_TEMP,
+    FILE_TRASH,
+    FILE_QUARANTINE
+} file_kind;
 
 typedef struct file_entry {
     int64_t mtime_ns;
@@ -65,14 +71,16 @@ static bool is_hex(const char *s, size_t n)
 
 static bool is_own_name(const char *name, const char *suffix)
 {
-    return strlen(name) == 64 + strlen(suffix) && is_hex(name, 64) && strcmp(name + 64, suffix) == 0;
+    return strlen(name) == 64 + strlen(suffix) && is_hex(name, 64)
+           && strcmp(name + 64, suffix) == 0;
 }
 
-/* ---- the walk --------------------------------------------------------------------------------- */
+/* ---- the walk -------------------------------------------------------------------------------- */
 
 /* Calls visit(s, folder fd, name) for each name. False = the folder could not be listed. */
-static bool for_each(sweep *s, int dir, void (*visit)(sweep *s, int dir, const char *name, void *arg),
-                     void *arg)
+typedef void visit_fn(sweep *s, int dir, const char *name, void *arg);
+
+static bool for_each(sweep *s, int dir, visit_fn *visit, void *arg)
 {
     int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
@@ -214,7 +222,7 @@ static void visit_root(sweep *s, int dir, const char *name, void *arg)
     close(fd);
 }
 
-/* ---- deleting --------------------------------------------------------------------------------- */
+/* ---- deleting -------------------------------------------------------------------------------- */
 
 static int open_root(const sweep *s, uint8_t root, mx_errbuf *eb)
 {
@@ -254,8 +262,8 @@ static int64_t age_s(const sweep *s, int64_t mtime_s)
     return mtime_s > s->now_s ? 0 : s->now_s - mtime_s;
 }
 
-/* Rename to trash/, look at the time again, unlink. Somebody who touched the file to use it meanwhile
- * gets it back under its name. */
+/* Rename to trash/, look at the time again, unlink. Somebody who touched the file to use it
+ * meanwhile gets it back under its name. */
 static bool through_trash(const sweep *s, int root_fd, int dir, const char *name)
 {
     const mx_cold_fileops *ops = s->f->ops;
@@ -339,7 +347,7 @@ static void delete_marked(sweep *s, const bool *marked, const char *why)
     }
 }
 
-/* ---- what is superfluous ---------------------------------------------------------------------- */
+/* ---- what is superfluous --------------------------------------------------------------------- */
 
 static bool is_old_enough(const sweep *s, const file_entry *e)
 {
@@ -441,7 +449,7 @@ static void mark_over_budget(const sweep *s, bool *marked, uint64_t limit)
     }
 }
 
-/* ---- manifests -------------------------------------------------------------------------------- */
+/* ---- manifests ------------------------------------------------------------------------------- */
 
 static void load_manifest(sweep *s, const file_entry *e)
 {
@@ -454,7 +462,8 @@ static void load_manifest(sweep *s, const file_entry *e)
     uint8_t *copy = NULL;
     mx_disk_manifest m;
     mx_err err = mx_cold_open_file(s->f->ops, s->f->sessions_fd, name, &fd, &bytes, &eb);
-    if (err == MX_OK && (bytes < MX_DISK_MANIFEST_HEADER_BYTES || bytes > MX_DISK_MANIFEST_MAX_BYTES)) {
+    if (err == MX_OK
+        && (bytes < MX_DISK_MANIFEST_HEADER_BYTES || bytes > MX_DISK_MANIFEST_MAX_BYTES)) {
         err = mx_fail(&eb, MX_E_CORRUPT, "size");
     }
     if (err == MX_OK) {
@@ -498,7 +507,7 @@ static void load_manifests(sweep *s)
     }
 }
 
-/* ---- a sweep ---------------------------------------------------------------------------------- */
+/* ---- a sweep --------------------------------------------------------------------------------- */
 
 static bool is_page_size(const mx_cold *c, uint64_t bytes)
 {

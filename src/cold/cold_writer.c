@@ -2,8 +2,8 @@
  *
  * The writer's jobs: a page, a manifest. Order and reasons are in docs/file-format.md, section 5.
  *
- * A page costs two fsyncs (file, folder). Syncing folders only before the manifest would save some of
- * them, but then has_page would need a third state, "written, not yet durable".
+ * A page costs two fsyncs (file, folder). Syncing folders only before the manifest would save some
+ * of them, but then has_page would need a third state, "written, not yet durable".
  */
 #include "cold/cold_state.h"
 
@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-/* ---- room ------------------------------------------------------------------------------------- */
+/* ---- room ------------------------------------------------------------------------------------ */
 
 /* Below the folder's limit, and the reserve of the disk stays free. */
 static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
@@ -55,7 +55,7 @@ static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
     return MX_OK;
 }
 
-/* ---- the folder ------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------ */
 
 static mx_err write_model_json(mx_cold *c, mx_errbuf *eb)
 {
@@ -75,7 +75,7 @@ static mx_err ready(mx_cold *c, mx_errbuf *eb)
     return write_model_json(c, eb);
 }
 
-/* ---- pages ------------------------------------------------------------------------------------ */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 static mx_err note_page(mx_cold *c, const mx_cold_job *job)
 {
@@ -173,7 +173,7 @@ static mx_err write_page(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
     return err == MX_OK ? note_page(c, job) : err;
 }
 
-/* ---- manifests -------------------------------------------------------------------------------- */
+/* ---- manifests ------------------------------------------------------------------------------- */
 
 static size_t count_missing(mx_cold *c, const mx_cold_job *job)
 {
@@ -187,7 +187,8 @@ static size_t count_missing(mx_cold *c, const mx_cold_job *job)
     return n_missing;
 }
 
-/* Pages that we did not write ourselves: their names may not be durable yet. One fsync per folder. */
+/* Pages that we did not write ourselves: their names may not be durable yet. One fsync per
+ * folder. */
 static mx_err sync_pages(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
 {
     mx_cold_folder *f = &c->writer_folder;
@@ -300,7 +301,7 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
     return MX_OK;
 }
 
-/* ---- a job ------------------------------------------------------------------------------------ */
+/* ---- a job ----------------------------------------------------------------------------------- */
 
 void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
 {

@@ -43,12 +43,14 @@ HELP uint64_t help_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* ---- folders ---------------------------------------------------------------------------------- */
+/* ---- folders --------------------------------------------------------------------------------- */
 
-/* A fresh folder; in memory where possible, since fsync on a real disk would make the tests slow. */
+/* A fresh folder; in memory where possible, since fsync on a real disk would make the tests
+ * slow. */
 HELP void help_make_folder(char path[256])
 {
-    snprintf(path, 256, "%s/mtplx-cold-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    const char *where = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    snprintf(path, 256, "%s/mtplx-cold-XXXXXX", where);
     assert_non_null(mkdtemp(path));
 }
 
@@ -113,7 +115,7 @@ HELP void help_spill(const char *path, const uint8_t *bytes, size_t n)
     fclose(f);
 }
 
-/* ---- conversations ---------------------------------------------------------------------------- */
+/* ---- conversations --------------------------------------------------------------------------- */
 
 typedef struct talk {
     mx_hash256 root;
@@ -165,7 +167,8 @@ HELP void talk_make(talk *t, const mx_hash256 *root, uint64_t seed, size_t commo
     talk_cut(t, n);
 }
 
-HELP uint16_t talk_value(const talk *t, size_t position, uint32_t layer, uint32_t dim, uint32_t is_v)
+HELP uint16_t talk_value(const talk *t, size_t position, uint32_t layer, uint32_t dim,
+                         uint32_t is_v)
 {
     uint64_t state = (uint64_t)(uint32_t)t->tokens[position] * 31 + position * 131071
                      + layer * 977 + dim * 13 + is_v;
@@ -193,7 +196,7 @@ HELP void talk_payload(const talk *t, size_t page, uint32_t n_rows, uint8_t payl
     }
 }
 
-/* ---- jobs ------------------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 static sem_t help_sem;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The cold tier as the engine sees it: what was written comes back bit for bit, in the same process,
- * in another, after a restart; nothing else does.
+ * The cold tier as the engine sees it: what was written comes back bit for bit, in the same
+ * process, in another, after a restart; nothing else does.
  */
 #include "cold/cold_help.h"
 

@@ -82,8 +82,8 @@ static void check_durable(state *s, const unsigned durable[N_TALKS], int kill_nu
         size_t want = durable[i] > 0 ? turn_tokens(i, durable[i] - 1) : 0;
         size_t got = help_read_talk(c, &s->talk, s->talk.n);
         if (got < want) {
-            print_message("kill %d, conversation %u: expected %zu tokens, got %zu\n", kill_number, i,
-                          want, got);
+            print_message("kill %d, conversation %u: expected %zu tokens, got %zu\n",
+                          kill_number, i, want, got);
             fail();
         }
     }
@@ -132,7 +132,8 @@ static void test_kill_at_random_moments(void **arg)
             memset(durable, 0, sizeof durable);
         }
     }
-    print_message("%zu of %d cut short, %zu durable turns reported\n", n_cut_short, n_kills, n_reports);
+    print_message("%zu of %d cut short, %zu durable turns reported\n", n_cut_short, n_kills,
+                  n_reports);
     assert_true(n_cut_short > 0 && n_reports > 0);
     /* What the killed ones left behind is swept. */
     s->cfg.tuning.orphan_age_s = -1;

@@ -51,7 +51,8 @@ static void page_path(const state *s, size_t page, char path[700])
     snprintf(path, 700, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
 }
 
-static void quarantine_path(const state *s, const mx_hash256 *id, const char *suffix, char path[700])
+static void quarantine_path(const state *s, const mx_hash256 *id, const char *suffix,
+                            char path[700])
 {
     char hex[65];
     mx_hash256_hex(id, hex);

@@ -13,10 +13,19 @@
 #include "cold/cold_files.h"
 
 typedef enum op {
-    OP_OPEN, OP_MKDIR, OP_WRITE, OP_READ, OP_FSYNC, OP_RENAME, OP_UNLINK, OP_UTIMENS, OP_STATVFS, OP_COUNT
+    OP_OPEN,
+    OP_MKDIR,
+    OP_WRITE,
+    OP_READ,
+    OP_FSYNC,
+    OP_RENAME,
+    OP_UNLINK,
+    OP_UTIMENS,
+    OP_STATVFS,
+    OP_COUNT
 } op;
-static const char *const op_names[] = {"open", "mkdir", "write", "read", "fsync", "rename", "unlink",
-                                       "utimens", "statvfs"};
+static const char *const op_names[] = {"open",   "mkdir",  "write",   "read",   "fsync",
+                                       "rename", "unlink", "utimens", "statvfs"};
 
 /* The fault: set while no tier is open; the countdown is shared by its threads. */
 static op fault_op;
@@ -167,8 +176,8 @@ static void check_after(state *s, bool is_durable, const char *what, long k)
     mx_cold *c = help_open(&cfg);
     size_t got = help_read_talk(c, &s->talk, s->talk.n);
     if (is_durable && got != s->talk.n) {
-        print_message("%s k=%ld: said to be durable, but only %zu of %zu tokens are there\n", what, k,
-                      got, s->talk.n);
+        print_message("%s k=%ld: said to be durable, but only %zu of %zu tokens are there\n",
+                      what, k, got, s->talk.n);
         fail();
     }
     /* The tier works again, and puts right what is missing. */
@@ -380,7 +389,7 @@ static void test_each_allocation_fails(void **arg)
     assert_true(k > 20);
 }
 
-/* ---- a folder that hangs ---------------------------------------------------------------------- */
+/* ---- a folder that hangs --------------------------------------------------------------------- */
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static mx_cold *stuck; /* a tier that could not be closed keeps its memory, reachable from here */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The bytes of docs/file-format.md. The expected files are put together here from the tables of that
- * document, with numbers written out, so that a changed constant in the code cannot change both. The
- * SHA-256 of each golden file is pinned: a difference means a new format version, not a new number.
+ * The bytes of docs/file-format.md. The expected files are put together here from the tables of
+ * that document, with numbers written out, so that a changed constant in the code cannot change
+ * both. The SHA-256 of each golden file is pinned: a difference means a new format version, not a
+ * new number.
  */
 #include "cold/cold_help.h"
 #include "base/buf.h"
@@ -168,8 +169,8 @@ static void test_page_errors(void **arg)
         mx_err err = mx_disk_page_decode(&back, bytes, sizeof bytes, &eb);
         if (err != cases[i].err || strcmp(eb.text, cases[i].text) != 0) {
             print_message("byte %zu = %u: expected %s \"%s\", got %s \"%s\"\n", cases[i].at,
-                          cases[i].value, mx_err_name(cases[i].err), cases[i].text, mx_err_name(err),
-                          eb.text);
+                          cases[i].value, mx_err_name(cases[i].err), cases[i].text,
+                          mx_err_name(err), eb.text);
             fail();
         }
     }
@@ -272,8 +273,8 @@ static void test_manifest_errors(void **arg)
         mx_err err = mx_disk_manifest_decode(&m, bytes, b.len, &eb);
         if (err != cases[i].err || strcmp(eb.text, cases[i].text) != 0) {
             print_message("byte %zu = %u: expected %s \"%s\", got %s \"%s\"\n", cases[i].at,
-                          cases[i].value, mx_err_name(cases[i].err), cases[i].text, mx_err_name(err),
-                          eb.text);
+                          cases[i].value, mx_err_name(cases[i].err), cases[i].text,
+                          mx_err_name(err), eb.text);
             fail();
         }
         mx_buf_free(&b);

@@ -340,7 +340,7 @@ static void test_limit_covers_all_models(void **arg)
     mx_cold_close(c);
 }
 
-/* ---- folders that are refused ----------------------------------------------------------------- */
+/* ---- folders that are refused ---------------------------------------------------------------- */
 
 static void check_refused(state *s, const char *why)
 {
@@ -448,7 +448,7 @@ static void test_small_and_vanishing_disk(void **arg)
     assert_int_equal(help_count(disk, ""), 0); /* the disk below is not filled instead */
 }
 
-/* ---- mtplx cache rm --all --------------------------------------------------------------------- */
+/* ---- mtplx cache rm --all -------------------------------------------------------------------- */
 
 static void test_remove_all(void **arg)
 {

@@ -1,9 +1,9 @@
 // link: mx_cold
 /* SPDX-License-Identifier: MIT
  *
- * A page file: whatever the bytes are, decoding reads inside of them and accepts only what encodes to the
- * same bytes again. A second pass puts the right checksum into the header, or no mutation would ever
- * get behind it.
+ * A page file: whatever the bytes are, decoding reads inside of them and accepts only what encodes
+ * to the same bytes again. A second pass puts the right checksum into the header, or no mutation
+ * would ever get behind it.
  */
 #include <stdlib.h>
 
