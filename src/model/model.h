@@ -6,8 +6,8 @@
  * description (config, tokeniser, template) is immutable and may be read by any thread; the forward
  * pass belongs to the engine thread and its compute pool.
  *
- * Contract (docs/numerics.md): the logits of a token depend only on the tokens before it: not on the
- * batch, the chunk borders, the number of threads or where a page came from.
+ * Contract (docs/numerics.md): the logits of a token depend only on the tokens before it: not on
+ * the batch, the chunk borders, the number of threads or where a page came from.
  */
 #ifndef MX_MODEL_H
 #define MX_MODEL_H
@@ -57,9 +57,11 @@ mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt);
 /* One row of a batch: a token at the next uncommitted position of a sequence. */
 typedef struct mx_batch_row {
     mx_seq *seq;
-    uint32_t pos;      /* >= seq->n_tokens, < n_tokens + n_reserved; rows of a seq ascend */
+    uint32_t pos;      /* >= seq->n_tokens, < n_tokens + n_reserved; a seq's rows stand together,
+                        * one position after the other */
     int32_t token;
     int32_t hidden_to; /* -1, or the index in `hidden` that receives the vector after output_norm */
+    bool is_bad;       /* out: this row, or one of its sequence before it, was not finite */
 } mx_batch_row;
 
 typedef struct mx_batch {
@@ -73,11 +75,14 @@ typedef struct mx_batch {
 } mx_batch;
 
 /* Computes KV rows (written into the sequences' reserved rows) and hidden vectors. Commits nothing:
- * the caller commits or rolls back. MX_E_CANCELLED, MX_E_NONFINITE (with *bad_row = the first row
- * of the batch that went wrong; the other rows are sound). No allocation. */
+ * the caller commits or rolls back. MX_E_CANCELLED (is_cancelled is called on this thread only),
+ * MX_E_NONFINITE (with *bad_row = the first row of the batch that went wrong; every row with is_bad
+ * is to be thrown away, the others are sound), MX_E_INVALID (a row does not follow the rules above;
+ * nothing was computed). No allocation. */
 mx_err mx_model_forward(mx_model *m, const mx_batch *b, uint32_t *bad_row, mx_errbuf *eb);
 
 /* logits[i] = LM head of hidden[i]; n <= max_logit_rows. False when a logit is not finite. */
-bool mx_model_logits(mx_model *m, const float *hidden, uint32_t n, float *logits /* [n][n_vocab] */);
+bool mx_model_logits(mx_model *m, const float *hidden, uint32_t n,
+                     float *logits /* [n][n_vocab] */);
 
 #endif

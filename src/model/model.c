@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A model from file to ready: map, read the keys, hash (or remember the hash), repack, unmap. The
+ * forward pass is model_forward.c.
+ */
+#include "base/log.h"
+#include "base/mem.h"
+#include "model/model_fingerprint.h"
+#include "model/model_internal.h"
+#include "model/model_vocab.h"
+
+#include <stdio.h>
+
+static void copy_text(char *out, size_t cap, mx_str s)
+{
+    size_t n = mx_min_size(s.len, cap - 1);
+    memcpy(out, s.ptr, n);
+    out[n] = '\0';
+}
+
+static mx_err load_vocabulary(mx_model *m, const mx_gguf *g, mx_errbuf *eb)
+{
+    mx_vocab_desc desc;
+    void *memory = NULL;
+    MX_TRY(mx_vocab_from_gguf(g, &desc, &memory, eb));
+    mx_err e = mx_tokenizer_create(&m->tokenizer, &desc, eb);
+    mx_free(memory);
+    MX_TRY(e);
+    m->bp.n_vocab = (uint32_t)mx_tokenizer_size(m->tokenizer);
+
+    mx_str template = {"", 0};
+    if (mx_gguf_has(g, "tokenizer.chat_template")) {
+        MX_TRY(mx_gguf_get_str(g, "tokenizer.chat_template", &template, eb));
+    }
+    m->chat_template = mx_strndup(template.ptr, template.len);
+    m->chat_template_len = template.len;
+    return m->chat_template != NULL ? MX_OK
+                                    : mx_fail(eb, MX_E_NOMEM, "no memory for the chat template");
+}
+
+static mx_err load_fingerprint(mx_model *m, const mx_gguf *g, const char *dir,
+                               const mx_file_stamp *stamp, mx_errbuf *eb)
+{
+    if (dir != NULL && mx_fingerprint_cached(dir, stamp, &m->fingerprint)) {
+        return MX_OK;
+    }
+    MX_TRY(mx_fingerprint_compute(g, m->pool, &m->fingerprint, eb));
+    mx_errbuf why;
+    if (dir != NULL && mx_fingerprint_remember(dir, stamp, &m->fingerprint, &why) != MX_OK) {
+        mx_log(MX_LOG_WARN, "fingerprint not stored, the next start hashes the model again: %s",
+               why.text);
+    }
+    return MX_OK;
+}
+
+static void init_worker(void *arg, unsigned worker)
+{
+    (void)arg;
+    (void)worker;
+    mx_kern_thread_init();
+}
+
+static void fill_config(mx_model *m, const mx_gguf *g, const mx_file_stamp *stamp)
+{
+    mx_model_config *c = &m->config;
+    const mx_blueprint *bp = &m->bp;
+    mx_str name = {"", 0};
+    copy_text(c->architecture, sizeof c->architecture, mx_str_of(bp->arch->name));
+    (void)mx_gguf_get_str(g, "general.name", &name, NULL);
+    copy_text(c->name, sizeof c->name, name);
+    c->n_layers = bp->n_layers;
+    c->n_embd = bp->n_embd;
+    c->n_heads = bp->n_heads;
+    c->n_kv_heads = bp->n_kv_heads;
+    c->head_dim = bp->head_dim;
+    c->n_ff = bp->n_ff;
+    c->n_vocab = bp->n_vocab;
+    c->n_ctx_train = bp->n_ctx_train;
+    c->n_ctx = bp->n_ctx;
+    c->rms_eps = bp->rms_eps;
+    c->n_params = m->w.n_params;
+    c->file_bytes = stamp->size;
+    c->file_time_s = stamp->mtime_ns / 1000000000;
+}
+
+static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *opt,
+                        const mx_file_stamp *stamp, mx_errbuf *eb)
+{
+    MX_TRY(mx_blueprint_read(&m->bp, g, opt->n_ctx, eb));
+    MX_TRY(load_vocabulary(m, g, eb));
+    m->kv_shape = (mx_kv_shape){.n_layers = m->bp.n_layers,
+                                .n_kv_heads = m->bp.n_kv_heads,
+                                .head_dim = m->bp.head_dim,
+                                .type = opt->kv_type};
+    if (mx_kv_page_bytes(&m->kv_shape) == 0) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "%u layers with %u key-value heads of %u dimensions "
+                       "make no KV page", m->bp.n_layers, m->bp.n_kv_heads, m->bp.head_dim);
+    }
+    MX_TRY(load_fingerprint(m, g, opt->fingerprint_cache_dir, stamp, eb));
+    MX_TRY(mx_weights_load(&m->w, &m->bp, g, m->pool, eb));
+    MX_TRY(mx_state_create(m, eb));
+    m->numerics_id = mx_kern_numerics_id(m->kern);
+    fill_config(m, g, stamp);
+    return MX_OK;
+}
+
+mx_err mx_model_load(mx_model **out, const mx_model_options *opt, mx_pool *pool, mx_errbuf *eb)
+{
+    mx_file_stamp before, after;
+    *out = NULL;
+    if (opt->max_batch_rows == 0 || opt->max_logit_rows == 0) {
+        return mx_fail(eb, MX_E_INVALID, "a model needs room for at least one row per batch");
+    }
+    /* The same stamp before opening and after loading means that the mapped file is that one. */
+    MX_TRY(mx_file_stamp_of(&before, opt->path, eb));
+    mx_gguf *g = NULL;
+    MX_TRY(mx_gguf_open(&g, opt->path, eb));
+    mx_model *m = mx_calloc(1, sizeof *m);
+    if (m == NULL) {
+        mx_gguf_close(g);
+        return mx_fail(eb, MX_E_NOMEM, "no memory for the model");
+    }
+    m->pool = pool;
+    m->kern = mx_kern_get(opt->cpu_level);
+    m->max_batch_rows = opt->max_batch_rows;
+    m->max_logit_rows = opt->max_logit_rows;
+    mx_pool_run(pool, init_worker, NULL);
+    mx_err e = load_from(m, g, opt, &before, eb);
+    if (e == MX_OK) {
+        e = mx_file_stamp_of(&after, opt->path, eb);
+        if (e == MX_OK && !mx_file_stamp_eq(&before, &after)) {
+            e = mx_fail(eb, MX_E_IO, "the model file %s changed while it was being loaded",
+                        opt->path);
+        }
+    }
+    mx_gguf_close(g);
+    if (e != MX_OK) {
+        mx_model_destroy(m);
+        return e;
+    }
+    *out = m;
+    return MX_OK;
+}
+
+void mx_model_destroy(mx_model *m)
+{
+    if (m == NULL) {
+        return;
+    }
+    mx_state_free(&m->s);
+    mx_weights_free(&m->w);
+    mx_blueprint_free(&m->bp);
+    mx_tokenizer_destroy(m->tokenizer);
+    mx_free(m->chat_template);
+    mx_free(m);
+}
+
+/* ---- root ------------------------------------------------------------------------------------ */
+
+/* Rows of the RoPE table that go into the root: they show a changed sine as well as a changed key,
+ * and do not depend on the context length in force. */
+enum { ROOT_ROPE_ROWS = 16, ROOT_FIXED_BYTES = 512, LAYOUT_VERSION = 1, MAX_N_ROT = 1024 };
+
+static void put32(uint8_t **at, uint32_t v)
+{
+    mx_put_le32(*at, v);
+    *at += 4;
+}
+
+static void put_f64(uint8_t **at, double v)
+{
+    uint64_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    mx_put_le64(*at, bits);
+    *at += 8;
+}
+
+static void put_bytes(uint8_t **at, const void *bytes, size_t n)
+{
+    memcpy(*at, bytes, n);
+    *at += n;
+}
+
+/* The effective rotation: parameters, divisors, and what the code makes of them. */
+static mx_hash256 hash_rope(const mx_rope_params *p)
+{
+    float rows[ROOT_ROPE_ROWS * MAX_N_ROT];
+    uint8_t bytes[128 + MAX_N_ROT / 2 * 4 + ROOT_ROPE_ROWS * MAX_N_ROT * 4];
+    uint8_t *at = bytes;
+    put32(&at, p->pairing == MX_ROPE_NEOX ? 1 : 0);
+    put32(&at, p->n_rot);
+    put_f64(&at, p->freq_base);
+    put_f64(&at, p->scale_factor);
+    put32(&at, p->is_yarn);
+    if (p->is_yarn) {
+        put_f64(&at, p->yarn_orig_ctx);
+        put_f64(&at, p->yarn_beta_fast);
+        put_f64(&at, p->yarn_beta_slow);
+        put_f64(&at, p->yarn_attn_factor);
+    }
+    put32(&at, p->factors != NULL ? p->n_rot / 2 : 0);
+    if (p->factors != NULL) {
+        put_bytes(&at, p->factors, p->n_rot / 2 * sizeof(float));
+    }
+    mx_rope_table(p, ROOT_ROPE_ROWS, rows);
+    put_bytes(&at, rows, ROOT_ROPE_ROWS * p->n_rot * sizeof(float));
+    return mx_sha256_of(bytes, (size_t)(at - bytes));
+}
+
+mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
+{
+    static const char tag[16] = "mtplx root v1";
+    const mx_hash256 none = {{0}};
+    uint8_t bytes[ROOT_FIXED_BYTES];
+    uint8_t *at = bytes;
+    mx_hash256 rope = hash_rope(&m->bp.rope);
+    put_bytes(&at, tag, sizeof tag);
+    put_bytes(&at, m->fingerprint.b, 32);
+    put_bytes(&at, m->numerics_id.b, 32);
+    put32(&at, MX_PAGE_TOKENS);
+    put32(&at, LAYOUT_VERSION);
+    put32(&at, m->kv_shape.type == MX_KV_F32 ? 2 : 1);
+    put32(&at, m->kv_shape.n_layers);
+    put32(&at, m->kv_shape.n_kv_heads);
+    put32(&at, m->kv_shape.head_dim);
+    put_bytes(&at, rope.b, 32);
+    put32(&at, m->bp.window);
+    put32(&at, 0); /* attention span length: sequences are not cut into spans */
+    put32(&at, 0); /* number of adapters */
+    put32(&at, salt != NULL);
+    put_bytes(&at, (salt != NULL ? salt : &none)->b, 32);
+    return mx_sha256_of(bytes, (size_t)(at - bytes));
+}
+
+/* ---- looking in ------------------------------------------------------------------------------ */
+
+const mx_model_config *mx_model_get_config(const mx_model *m)
+{
+    return &m->config;
+}
+
+const mx_tokenizer *mx_model_tokenizer(const mx_model *m)
+{
+    return m->tokenizer;
+}
+
+mx_str mx_model_chat_template(const mx_model *m)
+{
+    return (mx_str){m->chat_template, m->chat_template_len};
+}
+
+const mx_kv_shape *mx_model_kv_shape(const mx_model *m)
+{
+    return &m->kv_shape;
+}
+
+const mx_kern *mx_model_kern(const mx_model *m)
+{
+    return m->kern;
+}
+
+const mx_hash256 *mx_model_fingerprint(const mx_model *m)
+{
+    return &m->fingerprint;
+}

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * From the keys of a model file to a blueprint. A key that changes the numbers and that we do not
+ * know how to honour is refused by name: a wrong answer is worse than none.
+ */
+#include "base/mem.h"
+#include "model/model_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static const mx_arch known[] = {
+    {.name = "llama", .pairing = MX_ROPE_NORM, .has_window = true},
+    {.name = "qwen2", .pairing = MX_ROPE_NEOX},
+    {.name = "qwen3", .pairing = MX_ROPE_NEOX, .has_qk_norm = true},
+};
+
+/* Upper limits: far above any model, low enough that products of two of them fit 64 bits. */
+enum {
+    MAX_LAYERS = 4096,
+    MAX_WIDTH = 1 << 20,
+    MAX_HEADS = 4096,
+    MAX_HEAD_DIM = 1024,
+    MAX_FF = 1 << 24,
+    MAX_CTX = 1 << 26,
+};
+
+typedef struct reader {
+    const mx_gguf *g;
+    const char *arch;
+    mx_errbuf *eb;
+    char key[96];
+} reader;
+
+static const char *full_key(reader *r, const char *suffix)
+{
+    snprintf(r->key, sizeof r->key, "%s.%s", r->arch, suffix);
+    return r->key;
+}
+
+static mx_err check_range(reader *r, uint64_t v, uint32_t max, uint32_t *out)
+{
+    if (v < 1 || v > max) {
+        return mx_fail(r->eb, MX_E_FORMAT, "%s is %llu, expected 1 to %u", r->key,
+                       (unsigned long long)v, max);
+    }
+    *out = (uint32_t)v;
+    return MX_OK;
+}
+
+static mx_err need_u32(reader *r, const char *suffix, uint32_t max, uint32_t *out)
+{
+    uint64_t v;
+    MX_TRY(mx_gguf_get_u64(r->g, full_key(r, suffix), &v, r->eb));
+    return check_range(r, v, max, out);
+}
+
+static mx_err want_u32(reader *r, const char *suffix, uint32_t max, uint32_t absent, uint32_t *out)
+{
+    *out = absent;
+    return mx_gguf_has(r->g, full_key(r, suffix)) ? need_u32(r, suffix, max, out) : MX_OK;
+}
+
+/* A number, or an array with the same number for every layer. */
+static mx_err want_uniform_u32(reader *r, const char *suffix, uint32_t max, uint32_t absent,
+                               uint32_t *out)
+{
+    size_t n;
+    uint64_t first, v;
+    *out = absent;
+    if (!mx_gguf_has(r->g, full_key(r, suffix))) {
+        return absent != 0 ? MX_OK
+                           : mx_fail(r->eb, MX_E_FORMAT, "the key %s is missing", r->key);
+    }
+    MX_TRY(mx_gguf_array_count(r->g, r->key, &n, r->eb));
+    if (n == 0) {
+        return mx_fail(r->eb, MX_E_FORMAT, "%s is an empty array", r->key);
+    }
+    MX_TRY(mx_gguf_array_u64(r->g, r->key, 0, &first, r->eb));
+    for (size_t i = 1; i < n; i++) {
+        MX_TRY(mx_gguf_array_u64(r->g, r->key, i, &v, r->eb));
+        if (v != first) {
+            return mx_fail(r->eb, MX_E_UNSUPPORTED,
+                           "%s differs from layer to layer, which is not supported yet", r->key);
+        }
+    }
+    return check_range(r, first, max, out);
+}
+
+static mx_err want_f64(reader *r, const char *suffix, double min, double max, double absent,
+                       double *out)
+{
+    *out = absent;
+    if (!mx_gguf_has(r->g, full_key(r, suffix))) {
+        return MX_OK;
+    }
+    MX_TRY(mx_gguf_get_f64(r->g, r->key, out, r->eb));
+    if (!(*out >= min && *out <= max)) {
+        return mx_fail(r->eb, MX_E_FORMAT, "%s is %g, expected %g to %g", r->key, *out, min, max);
+    }
+    return MX_OK;
+}
+
+static mx_err find_arch(const mx_gguf *g, const mx_arch **out, mx_errbuf *eb)
+{
+    mx_str name;
+    char list[256] = "";
+    MX_TRY(mx_gguf_get_str(g, "general.architecture", &name, eb));
+    for (size_t i = 0; i < MX_COUNT(known); i++) {
+        if (mx_str_eq(name, mx_str_of(known[i].name))) {
+            *out = &known[i];
+            return MX_OK;
+        }
+        size_t len = strlen(list);
+        snprintf(list + len, sizeof list - len, "%s%s", i > 0 ? ", " : "", known[i].name);
+    }
+    return mx_fail(eb, MX_E_UNSUPPORTED, "architecture \"%.*s\" is not supported (supported: %s)",
+                   (int)mx_min_size(name.len, 64), name.ptr, list);
+}
+
+static mx_err refuse_foreign_keys(reader *r)
+{
+    static const char *const suffixes[] = {
+        "expert_count",          "attn_logit_softcapping", "final_logit_softcapping",
+        "logit_scale",           "residual_scale",         "embedding_scale",
+        "attention.clamp_kqv",   "attention.max_alibi_bias", "attention.logit_softcapping",
+    };
+    for (size_t i = 0; i < MX_COUNT(suffixes); i++) {
+        double v;
+        if (!mx_gguf_has(r->g, full_key(r, suffixes[i]))) {
+            continue;
+        }
+        if (mx_gguf_get_f64(r->g, r->key, &v, NULL) != MX_OK) {
+            uint64_t n = 1;
+            (void)mx_gguf_get_u64(r->g, r->key, &n, NULL);
+            v = (double)n;
+        }
+        if (v != 0.0) {
+            return mx_fail(r->eb, MX_E_UNSUPPORTED,
+                           "%s is %g: models of architecture %s that use it are not supported",
+                           r->key, v, r->arch);
+        }
+    }
+    return MX_OK;
+}
+
+static mx_err read_rope_scaling(reader *r, mx_rope_params *p)
+{
+    mx_str type = MX_STR("linear");
+    double old_scale, ext_factor, log_multiplier, attn_factor, yarn_attn_factor;
+    MX_TRY(want_f64(r, "rope.scale_linear", 1e-3, 1e6, 1.0, &old_scale));
+    MX_TRY(want_f64(r, "rope.scaling.factor", 0.0, 1e6, old_scale, &p->scale_factor));
+    if (mx_gguf_has(r->g, full_key(r, "rope.scaling.type"))) {
+        MX_TRY(mx_gguf_get_str(r->g, r->key, &type, r->eb));
+    }
+    if (mx_str_eq(type, MX_STR("none")) || p->scale_factor == 0.0) {
+        p->scale_factor = 1.0;
+        return MX_OK;
+    }
+    if (mx_str_eq(type, MX_STR("linear"))) {
+        return MX_OK;
+    }
+    if (!mx_str_eq(type, MX_STR("yarn"))) {
+        return mx_fail(r->eb, MX_E_UNSUPPORTED,
+                       "RoPE scaling \"%.*s\" is not supported (supported: none, linear, yarn)",
+                       (int)mx_min_size(type.len, 64), type.ptr);
+    }
+    uint32_t orig_ctx;
+    p->is_yarn = true;
+    MX_TRY(need_u32(r, "rope.scaling.original_context_length", MAX_CTX, &orig_ctx));
+    p->yarn_orig_ctx = (double)orig_ctx;
+    MX_TRY(want_f64(r, "rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32.0, &p->yarn_beta_fast));
+    MX_TRY(want_f64(r, "rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1.0, &p->yarn_beta_slow));
+    MX_TRY(want_f64(r, "rope.scaling.attn_factor", 1e-3, 1e3, 1.0, &attn_factor));
+    MX_TRY(want_f64(r, "rope.scaling.yarn_attn_factor", 1e-3, 1e3, 1.0, &yarn_attn_factor));
+    p->yarn_attn_factor = attn_factor * yarn_attn_factor;
+    MX_TRY(want_f64(r, "rope.scaling.yarn_ext_factor", -1e6, 1e6, 1.0, &ext_factor));
+    MX_TRY(want_f64(r, "rope.scaling.yarn_log_multiplier", -1e6, 1e6, 0.0, &log_multiplier));
+    if ((ext_factor != 1.0 && ext_factor != -1.0) || log_multiplier != 0.0) {
+        return mx_fail(r->eb, MX_E_UNSUPPORTED,
+                       "RoPE scaling yarn with yarn_ext_factor %g and yarn_log_multiplier %g is "
+                       "not supported (1 and 0 are)", ext_factor, log_multiplier);
+    }
+    return MX_OK;
+}
+
+static mx_err read_rope(reader *r, mx_blueprint *bp)
+{
+    mx_rope_params *p = &bp->rope;
+    p->pairing = bp->arch->pairing;
+    MX_TRY(want_u32(r, "rope.dimension_count", MAX_HEAD_DIM, bp->head_dim, &p->n_rot));
+    if (p->n_rot % 2 != 0 || p->n_rot > bp->head_dim) {
+        return mx_fail(r->eb, MX_E_FORMAT,
+                       "%s is %u, expected an even number up to the head size %u",
+                       full_key(r, "rope.dimension_count"), p->n_rot, bp->head_dim);
+    }
+    MX_TRY(want_f64(r, "rope.freq_base", 1.0, 1e12, 10000.0, &p->freq_base));
+    return read_rope_scaling(r, p);
+}
+
+typedef struct copy_job {
+    const mx_gguf_tensor *t;
+    float *out;
+} copy_job;
+
+static mx_err copy_floats(void *arg, mx_errbuf *eb)
+{
+    (void)eb;
+    const copy_job *job = arg;
+    mx_dequantize(job->t->type->type, job->t->data, (size_t)job->t->ne[0], job->out);
+    return MX_OK;
+}
+
+/* The divisors of llama-3's scaling are a tensor; they are part of the RoPE table, not a weight. */
+static mx_err read_rope_factors(reader *r, mx_blueprint *bp)
+{
+    const mx_gguf_tensor *t = mx_gguf_find_tensor(r->g, "rope_freqs.weight");
+    if (t == NULL) {
+        return MX_OK;
+    }
+    uint32_t n = bp->rope.n_rot / 2;
+    if (t->n_dims != 1 || t->ne[0] != n || t->type->block_elems != 1) {
+        return mx_fail(r->eb, MX_E_FORMAT,
+                       "tensor rope_freqs.weight: expected %u floats, found %llu of type %s", n,
+                       (unsigned long long)t->ne[0], t->type->name);
+    }
+    bp->rope_factors = mx_calloc(n, sizeof *bp->rope_factors);
+    if (bp->rope_factors == NULL) {
+        return mx_fail(r->eb, MX_E_NOMEM, "no memory for the model");
+    }
+    bp->rope.factors = bp->rope_factors;
+    MX_TRY(mx_gguf_guard(r->g, copy_floats, &(copy_job){t, bp->rope_factors}, r->eb));
+    for (uint32_t j = 0; j < n; j++) {
+        if (!(bp->rope_factors[j] > 0.0f && bp->rope_factors[j] < 1e30f)) {
+            return mx_fail(r->eb, MX_E_FORMAT, "tensor rope_freqs.weight: entry %u is %g", j,
+                           (double)bp->rope_factors[j]);
+        }
+    }
+    return MX_OK;
+}
+
+static mx_err read_heads(reader *r, mx_blueprint *bp)
+{
+    uint32_t value_dim;
+    MX_TRY(want_uniform_u32(r, "attention.head_count", MAX_HEADS, 0, &bp->n_heads));
+    MX_TRY(want_uniform_u32(r, "attention.head_count_kv", MAX_HEADS, bp->n_heads, &bp->n_kv_heads));
+    if (bp->n_heads % bp->n_kv_heads != 0) {
+        return mx_fail(r->eb, MX_E_FORMAT, "%u query heads cannot share %u key-value heads evenly",
+                       bp->n_heads, bp->n_kv_heads);
+    }
+    if (bp->n_heads / bp->n_kv_heads > MX_ATTN_QUERIES) {
+        return mx_fail(r->eb, MX_E_UNSUPPORTED, "%u query heads per key-value head: at most %d",
+                       bp->n_heads / bp->n_kv_heads, MX_ATTN_QUERIES);
+    }
+    if (!mx_gguf_has(r->g, full_key(r, "attention.key_length")) &&
+        bp->n_embd % bp->n_heads != 0)
+    {
+        return mx_fail(r->eb, MX_E_FORMAT, "%u embedding dimensions do not split into %u heads",
+                       bp->n_embd, bp->n_heads);
+    }
+    MX_TRY(want_u32(r, "attention.key_length", MAX_HEAD_DIM, bp->n_embd / bp->n_heads,
+                    &bp->head_dim));
+    MX_TRY(want_u32(r, "attention.value_length", MAX_HEAD_DIM, bp->head_dim, &value_dim));
+    if (value_dim != bp->head_dim) {
+        return mx_fail(r->eb, MX_E_UNSUPPORTED,
+                       "keys of %u and values of %u dimensions: only equal sizes are supported",
+                       bp->head_dim, value_dim);
+    }
+    if (bp->head_dim % 16 != 0) {
+        return mx_fail(r->eb, MX_E_UNSUPPORTED, "heads of %u dimensions: only multiples of 16 are "
+                       "supported", bp->head_dim);
+    }
+    return MX_OK;
+}
+
+mx_err mx_blueprint_read(mx_blueprint *bp, const mx_gguf *g, uint32_t n_ctx, mx_errbuf *eb)
+{
+    double eps, scale;
+    *bp = (mx_blueprint){0};
+    MX_TRY(find_arch(g, &bp->arch, eb));
+    reader r = {.g = g, .arch = bp->arch->name, .eb = eb};
+    MX_TRY(refuse_foreign_keys(&r));
+    MX_TRY(need_u32(&r, "block_count", MAX_LAYERS, &bp->n_layers));
+    MX_TRY(need_u32(&r, "embedding_length", MAX_WIDTH, &bp->n_embd));
+    MX_TRY(want_uniform_u32(&r, "feed_forward_length", MAX_FF, 0, &bp->n_ff));
+    MX_TRY(need_u32(&r, "context_length", MAX_CTX, &bp->n_ctx_train));
+    MX_TRY(read_heads(&r, bp));
+    MX_TRY(want_f64(&r, "attention.layer_norm_rms_epsilon", 0.0, 1.0, 1e-5, &eps));
+    bp->rms_eps = (float)eps;
+    MX_TRY(want_f64(&r, "attention.scale", 0.0, 1e3, 0.0, &scale));
+    bp->attn_scale = (float)(scale != 0.0 ? scale : 1.0 / sqrt((double)bp->head_dim));
+    MX_TRY(read_rope(&r, bp));
+    MX_TRY(read_rope_factors(&r, bp));
+    bp->n_ctx = n_ctx != 0 ? n_ctx : bp->n_ctx_train;
+    if (bp->n_ctx > bp->n_ctx_train) {
+        return mx_fail(eb, MX_E_INVALID, "a context of %u tokens was asked for, but the model was "
+                       "trained for %u", bp->n_ctx, bp->n_ctx_train);
+    }
+    uint64_t window = 0;
+    if (bp->arch->has_window && mx_gguf_has(g, full_key(&r, "attention.sliding_window"))) {
+        MX_TRY(mx_gguf_get_u64(g, r.key, &window, eb));
+    }
+    bp->window = window < bp->n_ctx ? (uint32_t)window : 0;
+    return MX_OK;
+}
+
+void mx_blueprint_free(mx_blueprint *bp)
+{
+    mx_free(bp->rope_factors);
+    *bp = (mx_blueprint){0};
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * model_fingerprint.h: what a model file's bytes are called, and a memory of it.
+ *
+ * The fingerprint is a tree hash, so that all cores can work on it: SHA-256 over (tag, file size,
+ * SHA-256 of each MiB). Hashing a large file takes seconds, so the result is kept in a small file
+ * whose key is what the system says about the file (device, inode, size, times), never its path: a
+ * changed file is hashed again, a moved one is not.
+ */
+#ifndef MX_MODEL_FINGERPRINT_H
+#define MX_MODEL_FINGERPRINT_H
+
+#include "base/hash.h"
+#include "base/pool.h"
+#include "gguf/gguf.h"
+
+typedef struct mx_file_stamp {
+    uint64_t device, inode, size;
+    int64_t mtime_ns, ctime_ns;
+} mx_file_stamp;
+
+mx_err mx_file_stamp_of(mx_file_stamp *out, const char *path, mx_errbuf *eb);
+
+MX_INLINE bool mx_file_stamp_eq(const mx_file_stamp *a, const mx_file_stamp *b)
+{
+    return a->device == b->device && a->inode == b->inode && a->size == b->size &&
+           a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;
+}
+
+/* Hashes every byte of the mapped file on all workers of the pool. */
+mx_err mx_fingerprint_compute(const mx_gguf *g, mx_pool *pool, mx_hash256 *out, mx_errbuf *eb);
+
+/* False when nothing usable is stored for the stamp; a damaged file counts as nothing. */
+bool mx_fingerprint_cached(const char *dir, const mx_file_stamp *stamp, mx_hash256 *out);
+
+/* Stores it (the folder is made, mode 0700, when only its last part is missing). A file that
+ * changed within the last two seconds is not remembered: it might change again without its times
+ * showing it. Failure is harmless: the next start hashes again. */
+mx_err mx_fingerprint_remember(const char *dir, const mx_file_stamp *stamp, const mx_hash256 *hash,
+                               mx_errbuf *eb);
+
+#endif

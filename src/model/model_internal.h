@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * model_internal.h: the three structs behind a model: the blueprint (what the file says about its
+ * shape), the weights (repacked, immutable), the state (scratch of a forward pass).
+ *
+ * Blueprint and weights are constant after loading; the state belongs to the engine thread, which
+ * lends parts of it to the compute pool while a stage runs. Only files of src/model include this.
+ */
+#ifndef MX_MODEL_INTERNAL_H
+#define MX_MODEL_INTERNAL_H
+
+#include "gguf/gguf.h"
+#include "model/model.h"
+
+/* ---- blueprint ------------------------------------------------------------------------------- */
+
+/* What sets one architecture apart from the others; the shapes come from the file. */
+typedef struct mx_arch {
+    const char *name;
+    mx_rope_pairing pairing;
+    bool has_qk_norm; /* every head of q and k is normalised before the rotation */
+    bool has_window;  /* attention.sliding_window counts, for all layers */
+} mx_arch;
+
+typedef struct mx_blueprint {
+    const mx_arch *arch;
+    uint32_t n_layers;
+    uint32_t n_embd;
+    uint32_t n_heads;    /* query heads */
+    uint32_t n_kv_heads; /* divides n_heads */
+    uint32_t head_dim;
+    uint32_t n_ff;
+    uint32_t n_vocab;
+    uint32_t n_ctx_train;
+    uint32_t n_ctx;
+    uint32_t window; /* a token sees so many tokens up to itself; 0 = all */
+    float rms_eps;
+    float attn_scale;
+    mx_rope_params rope; /* factors points to rope_factors or is NULL */
+    float *rope_factors; /* [n_rot / 2], owned */
+} mx_blueprint;
+
+MX_INLINE uint32_t mx_q_width(const mx_blueprint *bp)
+{
+    return bp->n_heads * bp->head_dim;
+}
+
+MX_INLINE uint32_t mx_kv_width(const mx_blueprint *bp)
+{
+    return bp->n_kv_heads * bp->head_dim;
+}
+
+/* Reads and checks every key of the architecture. n_ctx 0 = the file's. */
+mx_err mx_blueprint_read(mx_blueprint *bp, const mx_gguf *g, uint32_t n_ctx, mx_errbuf *eb);
+void mx_blueprint_free(mx_blueprint *bp);
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+typedef struct mx_layer {
+    float *attn_norm;  /* [n_embd] */
+    mx_wmat qkv[3];    /* q [q_width][n_embd], k and v [kv_width][n_embd]; or one matrix of all */
+    uint32_t n_qkv;    /* 3, or 1 when the file has them fused */
+    float *qkv_bias;   /* [q_width + 2 kv_width] or NULL */
+    float *q_norm;     /* [head_dim] or NULL */
+    float *k_norm;     /* [head_dim] or NULL */
+    mx_wmat attn_out;  /* [n_embd][q_width] */
+    float *ffn_norm;   /* [n_embd] */
+    mx_wmat gate, up;  /* [n_ff][n_embd] */
+    mx_wmat down;      /* [n_embd][n_ff] */
+} mx_layer;
+
+typedef struct mx_weights {
+    mx_wmat token_embd; /* [n_vocab][n_embd] rows are looked up */
+    mx_wmat output;     /* [n_vocab][n_embd]; a copy of the struct token_embd when tied */
+    float *output_norm; /* [n_embd] */
+    mx_layer *layers;   /* [n_layers] */
+    uint8_t *arena;     /* all of the above point into it */
+    uint64_t n_params;
+} mx_weights;
+
+/* Checks name and shape of every tensor, then repacks them on all workers of the pool. */
+mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, mx_pool *pool,
+                       mx_errbuf *eb);
+void mx_weights_free(mx_weights *w);
+
+/* ---- state ----------------------------------------------------------------------------------- */
+
+/* One row of the running batch. */
+typedef struct mx_row {
+    const mx_seq *seq;
+    uint8_t *payload;   /* the page that takes its keys and values */
+    uint32_t pos;
+    uint32_t batch_row; /* its index in mx_batch.rows */
+    int32_t hidden_to;
+    bool is_bad;        /* something was not finite: x is kept at 0 from then on */
+} mx_row;
+
+/* Consecutive rows of one sequence whose attention is computed together. */
+typedef struct mx_row_group {
+    uint32_t first_row, n_rows;
+} mx_row_group;
+
+/* Most query rows (heads of a group x rows) in one attention call: enough to use a K and V tile
+ * many times while it is in L1, few enough for some hundred work items in a chunk of 512. */
+enum { MX_ATTN_QUERIES = 64 };
+
+typedef struct mx_worker_scratch {
+    void *matmul;              /* [mx_kern_matmul_scratch] */
+    float *attention;          /* [attn_scratch_floats] */
+    const uint8_t **k_tiles;   /* [max_pages] */
+    const uint8_t **v_tiles;   /* [max_pages] */
+} mx_worker_scratch;
+
+typedef struct mx_state {
+    mx_row *rows;         /* [max_rows] */
+    mx_row_group *groups; /* [max_rows] */
+    uint32_t n_rows, n_groups;
+    float *x;             /* [max_rows][n_embd] residual stream */
+    float *h;             /* [max_rows][n_embd] a norm's output, then what is added to x */
+    float *qkv;           /* [max_rows][q_width + 2 kv_width] */
+    float *attn;          /* [max_rows][q_width] */
+    float *gate_up;       /* [max_rows][2 n_ff] */
+    mx_act act_embd;      /* rows of n_embd */
+    mx_act act_attn;      /* rows of q_width */
+    mx_act act_ff;        /* rows of n_ff */
+    float *rope;          /* [n_ctx][n_rot / 2][2] cos, sin */
+    mx_worker_scratch *workers; /* [pool size] */
+    uint8_t *arena;       /* everything above but rope */
+} mx_state;
+
+struct mx_model {
+    mx_model_config config;
+    mx_blueprint bp;
+    mx_weights w;
+    mx_state s;
+    mx_kv_shape kv_shape;
+    const mx_kern *kern;
+    mx_pool *pool; /* borrowed */
+    mx_tokenizer *tokenizer;
+    char *chat_template;
+    size_t chat_template_len;
+    mx_hash256 fingerprint;
+    mx_hash256 numerics_id;
+    uint32_t max_batch_rows, max_logit_rows;
+};
+
+/* Allocates the state and fills the RoPE table. */
+mx_err mx_state_create(mx_model *m, mx_errbuf *eb);
+void mx_state_free(mx_state *s);
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Everything that a forward pass writes to, allocated once: the token loop never asks the heap.
+ */
+#include "base/mem.h"
+#include "model/model_internal.h"
+
+enum { ALIGN = 64 };
+
+/* Lays out parts one behind the other; run once to measure and once to place. */
+typedef struct layout {
+    uint8_t *base; /* NULL while measuring */
+    size_t at;
+    bool is_too_big;
+} layout;
+
+static void *part(layout *l, size_t count, size_t elem_bytes)
+{
+    size_t bytes;
+    size_t begin = l->at;
+    if (!mx_mul_ok(count, elem_bytes, &bytes) || bytes > SIZE_MAX / 4 - begin) {
+        l->is_too_big = true;
+        return NULL;
+    }
+    l->at = begin + mx_round_up(bytes, ALIGN);
+    return l->base != NULL ? l->base + begin : NULL;
+}
+
+static void act_part(layout *l, mx_act *a, uint32_t max_rows, uint32_t n_cols)
+{
+    void *memory = part(l, 1, mx_act_bytes(max_rows, n_cols));
+    if (memory != NULL) {
+        mx_act_bind(a, max_rows, n_cols, memory);
+    }
+}
+
+static size_t largest_matmul_scratch(const mx_weights *w, const mx_blueprint *bp)
+{
+    size_t most = mx_kern_matmul_scratch(&w->output);
+    for (uint32_t i = 0; i < bp->n_layers; i++) {
+        const mx_layer *l = &w->layers[i];
+        const mx_wmat *all[] = {&l->qkv[0], &l->qkv[1], &l->qkv[2], &l->attn_out,
+                                &l->gate,   &l->up,     &l->down};
+        for (size_t k = 0; k < MX_COUNT(all); k++) {
+            if (all[k]->panels != NULL) {
+                most = mx_max_size(most, mx_kern_matmul_scratch(all[k]));
+            }
+        }
+    }
+    return most;
+}
+
+static void lay_out(mx_model *m, layout *l)
+{
+    mx_state *s = &m->s;
+    const mx_blueprint *bp = &m->bp;
+    size_t rows = m->max_batch_rows;
+    uint32_t head_rows = m->max_batch_rows > m->max_logit_rows ? m->max_batch_rows
+                                                               : m->max_logit_rows;
+    s->rows = part(l, rows, sizeof *s->rows);
+    s->groups = part(l, rows, sizeof *s->groups);
+    s->x = part(l, rows, bp->n_embd * sizeof(float));
+    s->h = part(l, rows, bp->n_embd * sizeof(float));
+    s->qkv = part(l, rows, (mx_q_width(bp) + 2 * mx_kv_width(bp)) * sizeof(float));
+    s->attn = part(l, rows, mx_q_width(bp) * sizeof(float));
+    s->gate_up = part(l, rows, 2 * (size_t)bp->n_ff * sizeof(float));
+    act_part(l, &s->act_embd, head_rows, bp->n_embd);
+    act_part(l, &s->act_attn, m->max_batch_rows, mx_q_width(bp));
+    act_part(l, &s->act_ff, m->max_batch_rows, bp->n_ff);
+
+    unsigned n_workers = mx_pool_size(m->pool);
+    size_t matmul_bytes = largest_matmul_scratch(&m->w, bp);
+    size_t attn_floats = m->kern->attn_scratch_floats(bp->head_dim, MX_ATTN_QUERIES);
+    size_t max_pages = (size_t)bp->n_ctx / MX_PAGE_TOKENS + 1;
+    s->workers = part(l, n_workers, sizeof *s->workers);
+    for (unsigned i = 0; i < n_workers; i++) {
+        mx_worker_scratch ws = {
+            .matmul = part(l, 1, matmul_bytes),
+            .attention = part(l, attn_floats, sizeof(float)),
+            .k_tiles = part(l, max_pages, sizeof(uint8_t *)),
+            .v_tiles = part(l, max_pages, sizeof(uint8_t *)),
+        };
+        if (s->workers != NULL) {
+            s->workers[i] = ws;
+        }
+    }
+}
+
+mx_err mx_state_create(mx_model *m, mx_errbuf *eb)
+{
+    mx_state *s = &m->s;
+    const mx_blueprint *bp = &m->bp;
+    layout l = {0};
+    size_t table_bytes;
+    lay_out(m, &l);
+    if (l.is_too_big || !mx_mul_ok(bp->n_ctx, (size_t)bp->rope.n_rot * sizeof(float), &table_bytes))
+    {
+        return mx_fail(eb, MX_E_LIMIT, "batches of %u rows are too large for this model",
+                       m->max_batch_rows);
+    }
+    s->arena = mx_alloc_aligned(ALIGN, l.at);
+    s->rope = mx_alloc_aligned(ALIGN, table_bytes);
+    if (s->arena == NULL || s->rope == NULL) {
+        return mx_fail(eb, MX_E_NOMEM, "no memory for the model's working space (%zu MiB)",
+                       (l.at + table_bytes) >> 20);
+    }
+    memset(s->arena, 0, l.at); /* the kernels want zeros behind short rows */
+    l = (layout){.base = s->arena};
+    lay_out(m, &l);
+    mx_rope_table(&bp->rope, bp->n_ctx, s->rope);
+    return MX_OK;
+}
+
+void mx_state_free(mx_state *s)
+{
+    mx_free(s->arena);
+    mx_free(s->rope);
+    *s = (mx_state){0};
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Loading weights in three passes: look up every tensor and check its shape (so that a wrong file
+ * is refused before any memory is taken), allocate one arena, then repack on all workers. One arena
+ * because weights live and die together, and large pages spare the TLB: decode reads all of it for
+ * every token.
+ *
+ * Each tensor's pages of the mapping are dropped as soon as it is repacked, so what is resident is
+ * never much more than one copy of the model.
+ */
+#include "base/mem.h"
+#include "model/model_internal.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+
+enum { ARENA_ALIGN = 2 << 20, SLICE_ALIGN = 64, TENSORS_PER_LAYER = 16, TENSORS_BESIDE = 8 };
+
+/* One tensor to load: into a matrix, or as floats behind a pointer. */
+typedef struct item {
+    const mx_gguf_tensor *t;
+    mx_wmat *matrix; /* or NULL */
+    size_t offset;   /* into the arena */
+} item;
+
+typedef struct loader {
+    const mx_gguf *g;
+    mx_errbuf *eb;
+    item *items;
+    size_t n_items;
+    /* Float vectors and the pointers that will point to them. */
+    struct {
+        float **pointer;
+        size_t offset;
+    } *vectors;
+    size_t n_vectors;
+    size_t arena_bytes;
+    uint64_t n_params;
+} loader;
+
+/* ---- pass 1: look up and check --------------------------------------------------------------- */
+
+static mx_err take_slice(loader *l, size_t bytes, size_t *offset)
+{
+    *offset = l->arena_bytes;
+    if (bytes == 0 || bytes > SIZE_MAX - SLICE_ALIGN ||
+        !mx_add_ok(l->arena_bytes, mx_round_up(bytes, SLICE_ALIGN), &l->arena_bytes))
+    {
+        return mx_fail(l->eb, MX_E_FORMAT, "the model's matrices do not fit into memory");
+    }
+    return MX_OK;
+}
+
+/* n_out 0 = a vector. */
+static mx_err find_tensor(loader *l, const char *name, uint32_t n_in, uint32_t n_out,
+                          const mx_gguf_tensor **out)
+{
+    char expected[48], found[96] = "";
+    snprintf(expected, sizeof expected, n_out > 0 ? "{%u, %u}" : "{%u}", n_in, n_out);
+    const mx_gguf_tensor *t = mx_gguf_find_tensor(l->g, name);
+    if (t == NULL) {
+        return mx_fail(l->eb, MX_E_FORMAT, "the file lacks tensor %s of shape %s", name, expected);
+    }
+    if (t->n_dims != (n_out > 0 ? 2u : 1u) || t->ne[0] != n_in ||
+        t->ne[1] != (n_out > 0 ? n_out : 1))
+    {
+        for (uint32_t d = 0; d < t->n_dims; d++) {
+            size_t len = strlen(found);
+            snprintf(found + len, sizeof found - len, "%s%llu", d > 0 ? ", " : "",
+                     (unsigned long long)t->ne[d]);
+        }
+        return mx_fail(l->eb, MX_E_FORMAT, "tensor %s has shape {%s}, expected %s", name, found,
+                       expected);
+    }
+    l->n_params += (uint64_t)n_in * (n_out > 0 ? n_out : 1);
+    *out = t;
+    return MX_OK;
+}
+
+static mx_err want_matrix(loader *l, const char *name, uint32_t n_in, uint32_t n_out, mx_wmat *dst)
+{
+    item *it = &l->items[l->n_items];
+    MX_TRY(find_tensor(l, name, n_in, n_out, &it->t));
+    size_t bytes = mx_wmat_bytes(it->t->type->type, n_out, n_in);
+    if (bytes == 0) {
+        return mx_fail(l->eb, MX_E_FORMAT, "tensor %s: rows of %u values do not fit type %s", name,
+                       n_in, it->t->type->name);
+    }
+    it->matrix = dst;
+    l->n_items++;
+    return take_slice(l, bytes, &it->offset);
+}
+
+/* Loads a vector into floats at `offset` of the arena. */
+static mx_err want_floats(loader *l, const char *name, uint32_t n, size_t offset)
+{
+    item *it = &l->items[l->n_items];
+    MX_TRY(find_tensor(l, name, n, 0, &it->t));
+    if (n % it->t->type->block_elems != 0) {
+        return mx_fail(l->eb, MX_E_FORMAT, "tensor %s: %u values do not fit type %s", name, n,
+                       it->t->type->name);
+    }
+    it->matrix = NULL;
+    it->offset = offset;
+    l->n_items++;
+    return MX_OK;
+}
+
+static mx_err new_vector(loader *l, float **pointer, uint32_t n, size_t *offset)
+{
+    MX_TRY(take_slice(l, (size_t)n * sizeof(float), offset));
+    l->vectors[l->n_vectors].pointer = pointer;
+    l->vectors[l->n_vectors++].offset = *offset;
+    return MX_OK;
+}
+
+static mx_err want_vector(loader *l, const char *name, uint32_t n, float **pointer)
+{
+    size_t offset;
+    MX_TRY(new_vector(l, pointer, n, &offset));
+    return want_floats(l, name, n, offset);
+}
+
+static const char *in_layer(char out[64], uint32_t layer, const char *what)
+{
+    snprintf(out, 64, "blk.%u.%s", layer, what);
+    return out;
+}
+
+static mx_err want_qkv(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
+{
+    char name[64];
+    uint32_t q = mx_q_width(bp), kv = mx_kv_width(bp);
+    if (mx_gguf_find_tensor(l->g, in_layer(name, i, "attn_qkv.weight")) != NULL) {
+        layer->n_qkv = 1;
+        MX_TRY(want_matrix(l, name, bp->n_embd, q + 2 * kv, &layer->qkv[0]));
+    } else {
+        layer->n_qkv = 3;
+        MX_TRY(want_matrix(l, in_layer(name, i, "attn_q.weight"), bp->n_embd, q, &layer->qkv[0]));
+        MX_TRY(want_matrix(l, in_layer(name, i, "attn_k.weight"), bp->n_embd, kv, &layer->qkv[1]));
+        MX_TRY(want_matrix(l, in_layer(name, i, "attn_v.weight"), bp->n_embd, kv, &layer->qkv[2]));
+    }
+    size_t offset;
+    if (mx_gguf_find_tensor(l->g, in_layer(name, i, "attn_q.bias")) != NULL) {
+        MX_TRY(new_vector(l, &layer->qkv_bias, q + 2 * kv, &offset));
+        MX_TRY(want_floats(l, name, q, offset));
+        MX_TRY(want_floats(l, in_layer(name, i, "attn_k.bias"), kv, offset + q * sizeof(float)));
+        MX_TRY(want_floats(l, in_layer(name, i, "attn_v.bias"), kv,
+                           offset + (q + kv) * sizeof(float)));
+    } else if (mx_gguf_find_tensor(l->g, in_layer(name, i, "attn_qkv.bias")) != NULL) {
+        MX_TRY(want_vector(l, name, q + 2 * kv, &layer->qkv_bias));
+    }
+    if (bp->arch->has_qk_norm) {
+        MX_TRY(want_vector(l, in_layer(name, i, "attn_q_norm.weight"), bp->head_dim,
+                           &layer->q_norm));
+        MX_TRY(want_vector(l, in_layer(name, i, "attn_k_norm.weight"), bp->head_dim,
+                           &layer->k_norm));
+    }
+    return MX_OK;
+}
+
+static mx_err want_layer(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
+{
+    char name[64];
+    uint32_t e = bp->n_embd;
+    MX_TRY(want_vector(l, in_layer(name, i, "attn_norm.weight"), e, &layer->attn_norm));
+    MX_TRY(want_qkv(l, bp, i, layer));
+    MX_TRY(want_matrix(l, in_layer(name, i, "attn_output.weight"), mx_q_width(bp), e,
+                       &layer->attn_out));
+    MX_TRY(want_vector(l, in_layer(name, i, "ffn_norm.weight"), e, &layer->ffn_norm));
+    MX_TRY(want_matrix(l, in_layer(name, i, "ffn_gate.weight"), e, bp->n_ff, &layer->gate));
+    MX_TRY(want_matrix(l, in_layer(name, i, "ffn_up.weight"), e, bp->n_ff, &layer->up));
+    return want_matrix(l, in_layer(name, i, "ffn_down.weight"), bp->n_ff, e, &layer->down);
+}
+
+/* A tensor that nothing here uses means that the model computes something that we do not. */
+static mx_err refuse_unused(const loader *l, const mx_blueprint *bp)
+{
+    for (size_t i = 0; i < mx_gguf_n_tensors(l->g); i++) {
+        const mx_gguf_tensor *t = mx_gguf_tensor_at(l->g, i);
+        bool is_used = mx_str_eq(t->name, MX_STR("rope_freqs.weight"));
+        for (size_t k = 0; k < l->n_items && !is_used; k++) {
+            is_used = l->items[k].t == t;
+        }
+        if (!is_used) {
+            return mx_fail(l->eb, MX_E_UNSUPPORTED, "tensor %.*s: models of architecture %s that "
+                           "have it are not supported", (int)mx_min_size(t->name.len, 64),
+                           t->name.ptr, bp->arch->name);
+        }
+    }
+    return MX_OK;
+}
+
+static mx_err look_up(loader *l, mx_weights *w, const mx_blueprint *bp)
+{
+    /* The largest first: the last thing that the workers take should be small. */
+    MX_TRY(want_matrix(l, "token_embd.weight", bp->n_embd, bp->n_vocab, &w->token_embd));
+    if (mx_gguf_find_tensor(l->g, "output.weight") != NULL) {
+        MX_TRY(want_matrix(l, "output.weight", bp->n_embd, bp->n_vocab, &w->output));
+    }
+    for (uint32_t i = 0; i < bp->n_layers; i++) {
+        MX_TRY(want_layer(l, bp, i, &w->layers[i]));
+    }
+    MX_TRY(want_vector(l, "output_norm.weight", bp->n_embd, &w->output_norm));
+    return refuse_unused(l, bp);
+}
+
+/* ---- pass 3: repack -------------------------------------------------------------------------- */
+
+typedef struct repack_job {
+    const loader *l;
+    uint8_t *arena;
+    mx_pool_cursor cursor;
+    mx_err err; /* the first failure; atomic access */
+    mx_errbuf eb;
+} repack_job;
+
+typedef struct repack_one {
+    const item *it;
+    uint8_t *memory;
+} repack_one;
+
+static mx_err repack_guarded(void *arg, mx_errbuf *eb)
+{
+    (void)eb;
+    const repack_one *one = arg;
+    const mx_gguf_tensor *t = one->it->t;
+    if (one->it->matrix != NULL) {
+        mx_wmat_repack(one->it->matrix, t->type->type, (uint32_t)t->ne[1], (uint32_t)t->ne[0],
+                       t->data, one->memory);
+    } else {
+        mx_dequantize(t->type->type, t->data, (size_t)t->ne[0], (float *)(void *)one->memory);
+    }
+    return MX_OK;
+}
+
+static void repack_worker(void *arg, unsigned worker)
+{
+    (void)worker;
+    repack_job *job = arg;
+    size_t begin, end;
+    while (__atomic_load_n(&job->err, __ATOMIC_RELAXED) == MX_OK &&
+           mx_pool_take(&job->cursor, job->l->n_items, 1, &begin, &end))
+    {
+        const item *it = &job->l->items[begin];
+        repack_one one = {it, job->arena + it->offset};
+        mx_errbuf eb;
+        mx_err e = mx_gguf_guard(job->l->g, repack_guarded, &one, &eb);
+        mx_err none = MX_OK;
+        if (e != MX_OK && __atomic_compare_exchange_n(&job->err, &none, e, false, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED))
+        {
+            job->eb = eb; /* only the first one writes */
+        }
+        mx_gguf_drop(job->l->g, it->t);
+    }
+}
+
+static mx_err repack_all(loader *l, mx_weights *w, mx_pool *pool)
+{
+    /* Rounded up, so that the last large page is whole. */
+    size_t bytes = mx_round_up(l->arena_bytes, ARENA_ALIGN);
+    w->arena = mx_alloc_aligned(ARENA_ALIGN, bytes);
+    if (w->arena == NULL) {
+        return mx_fail(l->eb, MX_E_NOMEM, "no memory for the model's weights (%zu MiB)",
+                       l->arena_bytes >> 20);
+    }
+    (void)madvise(w->arena, bytes, MADV_HUGEPAGE); /* a hint: without it all works, slower */
+    repack_job job = {.l = l, .arena = w->arena};
+    mx_pool_run(pool, repack_worker, &job);
+    if (job.err != MX_OK) {
+        return mx_fail(l->eb, job.err, "%s", job.eb.text);
+    }
+    for (size_t i = 0; i < l->n_vectors; i++) {
+        *l->vectors[i].pointer = (float *)(void *)(w->arena + l->vectors[i].offset);
+    }
+    if (w->output.panels == NULL) {
+        w->output = w->token_embd;
+    }
+    w->n_params = l->n_params;
+    return MX_OK;
+}
+
+mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, mx_pool *pool,
+                       mx_errbuf *eb)
+{
+    size_t n_max = (size_t)bp->n_layers * TENSORS_PER_LAYER + TENSORS_BESIDE;
+    loader l = {.g = g, .eb = eb};
+    *w = (mx_weights){0};
+    w->layers = mx_calloc(bp->n_layers, sizeof *w->layers);
+    l.items = mx_calloc(n_max, sizeof *l.items);
+    l.vectors = mx_calloc(n_max, sizeof *l.vectors);
+    mx_err e;
+    if (w->layers == NULL || l.items == NULL || l.vectors == NULL) {
+        e = mx_fail(eb, MX_E_NOMEM, "no memory for the model");
+    } else {
+        e = look_up(&l, w, bp);
+    }
+    if (e == MX_OK) {
+        e = repack_all(&l, w, pool);
+    }
+    mx_free(l.items);
+    mx_free(l.vectors);
+    if (e != MX_OK) {
+        mx_weights_free(w);
+    }
+    return e;
+}
+
+void mx_weights_free(mx_weights *w)
+{
+    mx_free(w->layers);
+    mx_free(w->arena);
+    *w = (mx_weights){0};
+}
