@@ -194,7 +194,7 @@ void mx_sampler_accept(mx_sampler *s, int32_t token, bool is_generated)
     }
 }
 
-/* ---- steps ------------------------------------------------------------------------------------ */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static void apply_bias(const mx_sampler *s, float *logits)
 {
@@ -266,7 +266,7 @@ static void sift_down(candidate *heap, size_t n, size_t at)
     heap[at] = moving;
 }
 
-/* Puts the `cap` best of the tokens with logit >= floor into s->best, best first; returns how many. */
+/* Puts the `cap` best tokens with logit >= floor into s->best, best first; returns how many. */
 static size_t select_best(mx_sampler *s, const float *logits, float floor, size_t cap)
 {
     candidate *heap = s->best;

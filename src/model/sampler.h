@@ -2,8 +2,8 @@
  *
  * sampler.h: from logits to a token.
  *
- * The steps and their order are defined in docs/sampling.md. Greedy (the largest logit after bias and
- * penalties) is meant by temperature 0, top_k 1 or top_p 0.
+ * The steps and their order are defined in docs/sampling.md. Greedy (the largest logit after bias
+ * and penalties) is meant by temperature 0, top_k 1 or top_p 0.
  *
  * Draw number i of a generation is a function of (seed, position) alone, so a resumed generation
  * goes on exactly as it would have. Ties go to the smaller id; own exp and log, so that results do

@@ -6,7 +6,7 @@
  */
 #include "model/sampler_math.h"
 
-/* ln 2 in two parts; the first has 21 zero bits at its end, so k * LN2_HI is exact for |k| < 2^11. */
+/* ln 2 in two parts; the first ends in 21 zero bits, so k * LN2_HI is exact for |k| < 2^11. */
 #define LN2_HI 0x1.62e42feep-1
 #define LN2_LO 0x1.a39ef35793c76p-33
 #define LOG2_E 0x1.71547652b82fep+0
