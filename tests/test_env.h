@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_env.h: where the optional material of the tests is. Both functions return NULL when it is
- * absent and print what is missing, so that a test can skip visibly. For main threads of tests only.
+ * absent and print what is missing, so that a test can skip visibly. For main threads only.
  */
 #ifndef MX_TEST_ENV_H
 #define MX_TEST_ENV_H

@@ -70,7 +70,7 @@ double mx_tiny_normal(uint64_t *state)
     return ((double)sum * 0x1p-32 - 2.0) * 1.7320508075688772;
 }
 
-/* ---- keys ------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static void put32(mx_buf *b, uint32_t v)
 {
@@ -221,10 +221,13 @@ static void add_keys(builder *b)
     key_f32(b, "*.attention.layer_norm_rms_epsilon", 1e-5f);
     key_f32(b, "*.rope.freq_base", 10000.0f);
     key_u32(b, "*.rope.dimension_count", s->head_dim);
+    if (s->window > 0) {
+        key_u32(b, "*.attention.sliding_window", s->window);
+    }
     add_vocabulary(b);
 }
 
-/* ---- tensors ---------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static void tensor_add(builder *b, const char *name, uint64_t n_in, uint64_t n_out, mx_qtype type,
                        double mean, double deviation)
@@ -303,7 +306,7 @@ static void add_tensors(builder *b)
     }
 }
 
-/* ---- bytes of a tensor ------------------------------------------------------------------------ */
+/* ---- bytes of a tensor ----------------------------------------------------------------------- */
 
 static uint16_t half_of(double v)
 {

@@ -16,6 +16,7 @@
 typedef struct mx_tiny_spec {
     const char *arch; /* "llama", "qwen2", "qwen3"; any other is written with llama's keys */
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_ctx;
+    uint32_t window;    /* attention.sliding_window, 0 = no such key */
     mx_qtype type;      /* of the matrices in the layers */
     mx_qtype embd_type; /* of token_embd and output */
     bool is_tied;       /* no output matrix */

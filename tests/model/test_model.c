@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Loading (what is refused, with which words; fingerprint, root, memory) and the edges of a forward
+ * pass: rules of a batch, cancellation, values that are not finite. That the numbers are right is
+ * the business of tests/golden, that they do not change that of tests/exactness.
+ */
+#include "gguf/gguf.h"
+#include "model/model_fingerprint.h"
+#include "model_rig.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static mx_err try_load(const char *path, uint32_t n_ctx, mx_errbuf *eb)
+{
+    mx_pool *pool;
+    mx_model *m;
+    assert_int_equal(mx_pool_create(&pool, 2, eb), MX_OK);
+    mx_model_options o = {.path = path,
+                          .max_batch_rows = 8,
+                          .max_logit_rows = 4,
+                          .n_ctx = n_ctx,
+                          .cpu_level = mx_cpu_best()};
+    mx_err e = mx_model_load(&m, &o, pool, eb);
+    if (e == MX_OK) {
+        mx_model_destroy(m);
+    } else {
+        assert_null(m);
+    }
+    mx_pool_destroy(pool);
+    return e;
+}
+
+static void refused(const mx_tiny_spec *spec, uint32_t n_ctx, mx_err want, const char *words)
+{
+    char path[64];
+    mx_errbuf eb = {{0}};
+    int64_t live = mx_mem_live();
+    rig_write(path, spec);
+    mx_err e = try_load(path, n_ctx, &eb);
+    unlink(path);
+    if (e != want || strstr(eb.text, words) == NULL) {
+        fail_msg("expected %s with \"%s\", got %s: %s", mx_err_name(want), words, mx_err_name(e),
+                 eb.text);
+    }
+    assert_int_equal(mx_mem_live(), live);
+}
+
+static void bad_files_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *omit, *words;
+    } keys[] = {
+        {"general.architecture", "general.architecture"},
+        {"llama.block_count", "llama.block_count"},
+        {"llama.embedding_length", "llama.embedding_length"},
+        {"llama.feed_forward_length", "llama.feed_forward_length"},
+        {"llama.context_length", "llama.context_length"},
+        {"llama.attention.head_count", "llama.attention.head_count"},
+        {"tokenizer.ggml.tokens", "tokenizer.ggml.tokens"},
+        {"token_embd.weight", "lacks tensor token_embd.weight of shape {64, 331}"},
+        {"output_norm.weight", "lacks tensor output_norm.weight of shape {64}"},
+        {"blk.1.attn_k.weight", "lacks tensor blk.1.attn_k.weight of shape {64, 32}"},
+        {"blk.0.ffn_down.weight", "lacks tensor blk.0.ffn_down.weight of shape {96, 64}"},
+    };
+    for (size_t i = 0; i < MX_COUNT(keys); i++) {
+        mx_tiny_spec s = mx_tiny_default();
+        s.omit = keys[i].omit;
+        mx_errbuf eb = {{0}};
+        char path[64];
+        rig_write(path, &s);
+        mx_err e = try_load(path, 0, &eb);
+        unlink(path);
+        if (e == MX_OK || strstr(eb.text, keys[i].words) == NULL) {
+            fail_msg("without %s: expected an error with \"%s\", got %s: %s", keys[i].omit,
+                     keys[i].words, mx_err_name(e), eb.text);
+        }
+    }
+    mx_tiny_spec s = mx_tiny_default();
+    s.arch = "mamba";
+    refused(&s, 0, MX_E_UNSUPPORTED, "\"mamba\" is not supported (supported: llama");
+    s = mx_tiny_default();
+    s.wide = "blk.1.ffn_up.weight";
+    refused(&s, 0, MX_E_FORMAT, "tensor blk.1.ffn_up.weight has shape {64, 97}, expected {64, 96}");
+    s.wide = "blk.0.attn_norm.weight";
+    refused(&s, 0, MX_E_FORMAT, "tensor blk.0.attn_norm.weight has shape {65}, expected {64}");
+    s = mx_tiny_default();
+    s.has_qk_norm = true; /* llama has no such norms: the file computes something else */
+    refused(&s, 0, MX_E_UNSUPPORTED, "attn_q_norm.weight");
+    s = mx_tiny_default();
+    s.n_heads = 3;
+    refused(&s, 0, MX_E_FORMAT, "3 query heads cannot share 2");
+    s = mx_tiny_default();
+    s.head_dim = 24;
+    refused(&s, 0, MX_E_UNSUPPORTED, "heads of 24 dimensions");
+    s = mx_tiny_default();
+    refused(&s, 513, MX_E_INVALID, "trained for 512");
+    mx_errbuf eb;
+    assert_int_equal(try_load("/nonexistent/model.gguf", 0, &eb), MX_E_IO);
+    assert_non_null(strstr(eb.text, "/nonexistent/model.gguf"));
+}
+
+static void description_is_right(void **state)
+{
+    (void)state;
+    mx_tiny_spec s = mx_tiny_default();
+    s.is_tied = false;
+    rig_options o = rig_default();
+    o.n_ctx = 300;
+    rig r = rig_open_tiny(&s, o);
+    const mx_model_config *c = mx_model_get_config(r.model);
+    assert_string_equal(c->architecture, "llama");
+    assert_string_equal(c->name, "tiny");
+    assert_int_equal(c->n_layers, 2);
+    assert_int_equal(c->n_vocab, 331);
+    assert_int_equal(c->n_ctx_train, 512);
+    assert_int_equal(c->n_ctx, 300);
+    /* embeddings and head, two layers of (q, k, v, o, two norms, three FFN matrices), last norm */
+    assert_int_equal(c->n_params, 2 * 331 * 64 +
+                                      2 * (64 * 64 * 2 + 64 * 32 * 2 + 2 * 64 + 3 * 64 * 96) + 64);
+    assert_int_equal(mx_tokenizer_size(mx_model_tokenizer(r.model)), 331);
+    assert_true(mx_model_chat_template(r.model).len > 20);
+    assert_int_equal(mx_model_kv_shape(r.model)->head_dim, 16);
+    rig_close(&r);
+}
+
+/* ---- fingerprint and root -------------------------------------------------------------------- */
+
+/* The definition, written out without threads. */
+static mx_hash256 slow_fingerprint(const uint8_t *bytes, size_t n)
+{
+    uint8_t buf[24 + 8 + 32 * 8] = "mtplx model file v1";
+    size_t at = 32;
+    mx_put_le64(buf + 24, n);
+    for (size_t i = 0; i < n; i += 1 << 20, at += 32) {
+        mx_hash256 h = mx_sha256_of(bytes + i, mx_min_size(1 << 20, n - i));
+        assert_true(at + 32 <= sizeof buf);
+        memcpy(buf + at, h.b, 32);
+    }
+    return mx_sha256_of(buf, at);
+}
+
+static void fingerprint_is_the_tree_hash(void **state)
+{
+    (void)state;
+    mx_tiny_spec s = mx_tiny_default();
+    s.n_embd = 512;
+    s.n_ff = 512;
+    mx_buf bytes = {0};
+    mx_tiny_build(&bytes, &s);
+    assert_true(bytes.len > 3 << 20 && bytes.len % (1 << 20) != 0);
+    mx_hash256 want = slow_fingerprint((const uint8_t *)bytes.ptr, bytes.len);
+    for (unsigned threads = 1; threads <= 3; threads++) {
+        rig_options o = rig_default();
+        o.n_threads = threads;
+        rig r = rig_open_tiny(&s, o);
+        assert_memory_equal(mx_model_fingerprint(r.model), &want, sizeof want);
+        rig_close(&r);
+    }
+    mx_buf_free(&bytes);
+}
+
+static void fingerprints_are_remembered(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/mtplx-test-XXXXXX", sub[64];
+    assert_non_null(mkdtemp(dir));
+    snprintf(sub, sizeof sub, "%s/cache", dir); /* made on demand */
+    mx_file_stamp stamp = {1, 2, 3, 1000000000, 2000000000}, other = stamp;
+    mx_hash256 hash = mx_sha256_of("x", 1), got;
+    mx_errbuf eb;
+    assert_false(mx_fingerprint_cached(sub, &stamp, &got));
+    assert_int_equal(mx_fingerprint_remember(sub, &stamp, &hash, &eb), MX_OK);
+    assert_true(mx_fingerprint_cached(sub, &stamp, &got));
+    assert_memory_equal(&got, &hash, sizeof got);
+    other.ctime_ns++;
+    assert_false(mx_fingerprint_cached(sub, &other, &got));
+    /* Too young to be trusted: it may change again within the same tick. */
+    other.ctime_ns = (int64_t)time(NULL) * 1000000000;
+    assert_int_equal(mx_fingerprint_remember(sub, &other, &hash, &eb), MX_OK);
+    assert_false(mx_fingerprint_cached(sub, &other, &got));
+
+    /* Every single damaged byte, and every length, makes the file worthless but harmless. */
+    char command[160], path[160];
+    FILE *f = NULL;
+    snprintf(command, sizeof command, "ls %s/*", sub);
+    f = popen(command, "r");
+    assert_non_null(f);
+    assert_non_null(fgets(path, sizeof path, f));
+    pclose(f);
+    path[strcspn(path, "\n")] = '\0';
+    uint8_t sound[200];
+    int fd = open(path, O_RDONLY);
+    ssize_t n = read(fd, sound, sizeof sound);
+    close(fd);
+    assert_true(n > 80 && n < 200);
+    for (ssize_t i = 0; i < 2 * n; i++) {
+        uint8_t bad[200];
+        memcpy(bad, sound, sizeof bad);
+        bad[i % n] ^= i < n ? 0x10 : 0;
+        fd = open(path, O_WRONLY | O_TRUNC);
+        size_t len = i < n ? (size_t)n : (size_t)(i - n);
+        assert_int_equal(write(fd, bad, len), len);
+        close(fd);
+        assert_false(mx_fingerprint_cached(sub, &stamp, &got));
+    }
+    assert_int_equal(mx_fingerprint_remember(sub, &stamp, &hash, &eb), MX_OK);
+    assert_true(mx_fingerprint_cached(sub, &stamp, &got));
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(mx_fingerprint_remember(sub, &stamp, &hash, &eb), MX_E_IO);
+}
+
+static void root_covers_what_changes_the_numbers(void **state)
+{
+    (void)state;
+    mx_tiny_spec s = mx_tiny_default();
+    rig_options o = rig_default();
+    rig r = rig_open_tiny(&s, o);
+    mx_hash256 salt = mx_sha256_of("key", 3);
+    mx_hash256 roots[6] = {r.root, mx_model_root(r.model, &salt)};
+    rig_close(&r);
+    o.n_ctx = 128; /* the context length changes no number */
+    o.n_threads = 1;
+    r = rig_open_tiny(&s, o);
+    assert_memory_equal(&r.root, &roots[0], sizeof r.root);
+    rig_close(&r);
+    o.kv_type = MX_KV_F32;
+    r = rig_open_tiny(&s, o);
+    roots[2] = r.root;
+    rig_close(&r);
+    o.kv_type = MX_KV_F16;
+    s.has_rope_freqs = true;
+    r = rig_open_tiny(&s, o);
+    roots[3] = r.root;
+    rig_close(&r);
+    s = mx_tiny_default();
+    s.seed = 2;
+    r = rig_open_tiny(&s, o);
+    roots[4] = r.root;
+    salt.b[0] ^= 1;
+    roots[5] = mx_model_root(r.model, &salt);
+    rig_close(&r);
+    for (int i = 0; i < 6; i++) {
+        for (int k = 0; k < i; k++) {
+            assert_memory_not_equal(&roots[i], &roots[k], sizeof roots[i]);
+        }
+    }
+}
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    char path[64];
+    mx_tiny_spec s = mx_tiny_default();
+    rig_write(path, &s);
+    mx_pool *pool;
+    mx_errbuf eb;
+    assert_int_equal(mx_pool_create(&pool, 2, &eb), MX_OK);
+    mx_model_options o = {.path = path,
+                          .max_batch_rows = 8,
+                          .max_logit_rows = 4,
+                          .cpu_level = mx_cpu_best()};
+    int64_t live = mx_mem_live();
+    for (uint64_t k = 1;; k++) {
+        mx_model *m;
+        mx_mem_fail_at(k);
+        mx_err e = mx_model_load(&m, &o, pool, &eb);
+        mx_mem_fail_at(0);
+        if (e == MX_OK) {
+            mx_model_destroy(m);
+            assert_true(k > 10);
+            break;
+        }
+        assert_int_equal(e, MX_E_NOMEM);
+        if (mx_mem_live() != live) {
+            fail_msg("allocation %llu failed: %lld blocks leaked", (unsigned long long)k,
+                     (long long)(mx_mem_live() - live));
+        }
+    }
+    mx_pool_destroy(pool);
+    unlink(path);
+}
+
+static void batches_are_checked(void **state)
+{
+    (void)state;
+    mx_tiny_spec s = mx_tiny_default();
+    rig_options o = rig_default();
+    o.max_rows = 8;
+    o.n_ctx = 64;
+    rig r = rig_open_tiny(&s, o);
+    mx_seq seq;
+    mx_seq_init(&seq, r.kv, &r.root);
+    assert_int_equal(mx_seq_reserve(&seq, 4), MX_OK);
+    float hidden[64];
+    static const struct {
+        mx_batch_row rows[2];
+        uint32_t n;
+        const char *words;
+    } bad[] = {
+        {{{0}}, 0, "0 rows"},
+        {{{0}}, 9, "9 rows"},
+        {{{.token = 331, .hidden_to = -1}}, 1, "no token 331"},
+        {{{.token = -1, .hidden_to = -1}}, 1, "no token -1"},
+        {{{.pos = 64, .hidden_to = -1}}, 1, "beyond the context"},
+        {{{.pos = 4, .hidden_to = -1}}, 1, "not reserved"},
+        {{{.hidden_to = 1}}, 1, "no result row 1"},
+        {{{.pos = 0, .hidden_to = -1}, {.pos = 2, .hidden_to = -1}}, 2, "does not follow"},
+    };
+    for (size_t i = 0; i < MX_COUNT(bad); i++) {
+        mx_batch_row rows[9] = {bad[i].rows[0], bad[i].rows[1]};
+        for (int k = 0; k < 9; k++) {
+            rows[k].seq = &seq;
+        }
+        mx_batch b = {.rows = rows, .n_rows = bad[i].n, .hidden = hidden, .n_hidden_rows = 1};
+        uint32_t bad_row;
+        mx_errbuf eb = {{0}};
+        assert_int_equal(mx_model_forward(r.model, &b, &bad_row, &eb), MX_E_INVALID);
+        if (strstr(eb.text, bad[i].words) == NULL) {
+            fail_msg("case %zu: \"%s\" does not say \"%s\"", i, eb.text, bad[i].words);
+        }
+    }
+    mx_seq_free(&seq);
+    rig_close(&r);
+}
+
+typedef struct countdown {
+    int left, calls;
+} countdown;
+
+static bool is_cancelled(void *arg)
+{
+    countdown *c = arg;
+    c->calls++;
+    return c->left-- <= 0;
+}
+
+static void cancellation_is_noticed_and_harmless(void **state)
+{
+    (void)state;
+    mx_tiny_spec s = mx_tiny_default();
+    rig r = rig_open_tiny(&s, rig_default());
+    enum { N = 200 };
+    int32_t tokens[N];
+    mx_batch_row rows[N];
+    uint64_t rng = 3;
+    float *want = mx_calloc(N * r.n_embd, sizeof *want);
+    float *got = mx_calloc(N * r.n_embd, sizeof *got);
+    for (uint32_t i = 0; i < N; i++) {
+        tokens[i] = (int32_t)(mx_tiny_random(&rng) % r.n_vocab);
+    }
+    mx_seq a, b;
+    mx_seq_init(&a, r.kv, &r.root);
+    mx_seq_init(&b, r.kv, &r.root);
+    rig_feed(&r, &a, tokens, N, want);
+
+    countdown count = {.left = 1 << 30};
+    mx_errbuf eb;
+    uint32_t bad;
+    for (uint32_t i = 0; i < N; i++) {
+        rows[i] = (mx_batch_row){&b, i, tokens[i], (int32_t)i, false};
+    }
+    mx_batch batch = {.rows = rows, .n_rows = N, .hidden = got, .n_hidden_rows = N,
+                      .is_cancelled = is_cancelled, .cancel_arg = &count};
+    assert_int_equal(mx_seq_reserve(&b, N), MX_OK);
+    assert_int_equal(mx_model_forward(r.model, &batch, &bad, &eb), MX_OK);
+    int n_polls = count.calls;
+    assert_true(n_polls > 40); /* two layers of ten stages, and within them */
+    for (int at = 0; at < n_polls; at += 1 + n_polls / 40) {
+        mx_seq_rollback(&b);
+        assert_int_equal(mx_seq_reserve(&b, N), MX_OK);
+        count = (countdown){.left = at};
+        mx_err e = mx_model_forward(r.model, &batch, &bad, &eb);
+        /* How often it asks depends on which worker took what, but 20 stages ask at least once. */
+        assert_int_equal(e, count.calls > at ? MX_E_CANCELLED : MX_OK);
+        assert_true(at >= 20 || e == MX_E_CANCELLED);
+        assert_true(count.calls <= at + 1); /* nobody asks again after a yes */
+    }
+    /* The pool and the scratch are as good as new. */
+    mx_seq_rollback(&b);
+    rig_feed(&r, &b, tokens, N, got);
+    assert_memory_equal(got, want, N * r.n_embd * sizeof *got);
+    mx_seq_free(&a);
+    mx_seq_free(&b);
+    mx_free(want);
+    mx_free(got);
+    rig_close(&r);
+}
+
+/* ---- values that are not finite -------------------------------------------------------------- */
+
+enum { BAD_TOKEN = 7 };
+
+/* A tiny model in which one value of one tensor is replaced. */
+static rig open_spoiled(const char *tensor, size_t element, float value)
+{
+    char path[64];
+    mx_tiny_spec s = mx_tiny_default();
+    mx_buf bytes = {0};
+    mx_gguf *g;
+    mx_errbuf eb;
+    mx_tiny_build(&bytes, &s);
+    rig_check(mx_gguf_open_memory(&g, (const uint8_t *)bytes.ptr, bytes.len, &eb), &eb, "gguf");
+    const mx_gguf_tensor *t = mx_gguf_find_tensor(g, tensor);
+    memcpy(bytes.ptr + (t->data - (const uint8_t *)bytes.ptr) + element * 4, &value, 4);
+    mx_gguf_close(g);
+    snprintf(path, sizeof path, "/tmp/mtplx-test-XXXXXX");
+    int fd = mkstemp(path);
+    assert_int_equal(write(fd, bytes.ptr, bytes.len), bytes.len);
+    close(fd);
+    mx_buf_free(&bytes);
+    rig r = rig_open(path, rig_default());
+    unlink(path);
+    return r;
+}
+
+/* Three sequences in one batch; the second meets the bad token in its middle. The others' hidden
+ * vectors must be those of a batch without it. */
+static void one_bad_token(const char *tensor, size_t element, float value)
+{
+    rig r = open_spoiled(tensor, element, value);
+    enum { N = 12, BAD_AT = 5 };
+    mx_seq s[3];
+    mx_batch_row rows[3 * N];
+    float *hidden = mx_calloc(3 * N * r.n_embd, sizeof *hidden);
+    float *alone = mx_calloc(N * r.n_embd, sizeof *alone);
+    int32_t tokens[3][N];
+    uint64_t rng = 31;
+    for (uint32_t i = 0; i < 3; i++) {
+        mx_seq_init(&s[i], r.kv, &r.root);
+        assert_int_equal(mx_seq_reserve(&s[i], N), MX_OK);
+        for (uint32_t k = 0; k < N; k++) {
+            tokens[i][k] = (int32_t)(8 + mx_tiny_random(&rng) % 300);
+            tokens[i][k] = i == 1 && k == BAD_AT ? BAD_TOKEN : tokens[i][k];
+            uint32_t row = i * N + k;
+            rows[row] = (mx_batch_row){&s[i], k, tokens[i][k], (int32_t)row, true};
+        }
+    }
+    mx_batch b = {.rows = rows, .n_rows = 3 * N, .hidden = hidden, .n_hidden_rows = 3 * N};
+    uint32_t bad_row = 0;
+    mx_errbuf eb = {{0}};
+    assert_int_equal(mx_model_forward(r.model, &b, &bad_row, &eb), MX_E_NONFINITE);
+    assert_int_equal(bad_row, N + BAD_AT);
+    assert_non_null(strstr(eb.text, "position 5"));
+    for (uint32_t row = 0; row < 3 * N; row++) {
+        assert_int_equal(rows[row].is_bad, row >= N + BAD_AT && row < 2 * N);
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        mx_seq_rollback(&s[i]);
+        rig_feed(&r, &s[i], tokens[i], i == 1 ? BAD_AT : N, alone);
+        assert_memory_equal(alone, hidden + i * N * r.n_embd,
+                            (i == 1 ? BAD_AT : N) * r.n_embd * sizeof *alone);
+        mx_seq_free(&s[i]);
+    }
+    mx_free(hidden);
+    mx_free(alone);
+    rig_close(&r);
+}
+
+static void bad_values_stay_where_they_are(void **state)
+{
+    (void)state;
+    one_bad_token("token_embd.weight", BAD_TOKEN * 64 + 3, NAN);
+    one_bad_token("token_embd.weight", BAD_TOKEN * 64, INFINITY);
+    one_bad_token("token_embd.weight", BAD_TOKEN * 64 + 63, -INFINITY);
+}
+
+static void keys_beyond_half_precision_are_noticed(void **state)
+{
+    (void)state;
+    /* A weight so large that keys overflow f16 pages: every row is bad, without any infinity on the
+     * way there. */
+    rig r = open_spoiled("blk.0.attn_v.weight", 0, 1e8f);
+    mx_seq s;
+    mx_seq_init(&s, r.kv, &r.root);
+    assert_int_equal(mx_seq_reserve(&s, 1), MX_OK);
+    mx_batch_row row = {&s, 0, 9, -1, false};
+    mx_batch b = {.rows = &row, .n_rows = 1};
+    uint32_t bad_row = 77;
+    mx_errbuf eb;
+    assert_int_equal(mx_model_forward(r.model, &b, &bad_row, &eb), MX_E_NONFINITE);
+    assert_int_equal(bad_row, 0);
+    mx_seq_free(&s);
+    rig_close(&r);
+}
+
+static void logits_that_overflow_are_noticed(void **state)
+{
+    (void)state;
+    rig r = open_spoiled("output_norm.weight", 3, 3e38f);
+    float *hidden = mx_calloc(2 * r.n_embd, sizeof *hidden);
+    float *logits = mx_calloc(2 * r.n_vocab, sizeof *logits);
+    assert_true(mx_model_logits(r.model, hidden, 2, logits));
+    for (uint32_t i = 0; i < r.n_embd; i++) {
+        hidden[r.n_embd + i] = 3e38f; /* finite, but its products are not */
+    }
+    assert_true(mx_model_logits(r.model, hidden, 1, logits));
+    assert_false(mx_model_logits(r.model, hidden, 2, logits));
+    hidden[0] = NAN;
+    assert_false(mx_model_logits(r.model, hidden, 1, logits));
+    mx_free(hidden);
+    mx_free(logits);
+    rig_close(&r);
+}
+
+static void window_hides_old_tokens(void **state)
+{
+    (void)state;
+    enum { N = 100, WINDOW = 70 };
+    mx_tiny_spec spec = mx_tiny_default();
+    spec.n_layers = 1; /* with more layers an old token still acts through those between */
+    spec.window = WINDOW;
+    rig r = rig_open_tiny(&spec, rig_default());
+    int32_t tokens[N];
+    float want[64], got[64];
+    for (int i = 0; i < N; i++) {
+        tokens[i] = i * 3 % 256;
+    }
+    static const struct {
+        int changed;
+        bool acts;
+    } cases[] = {
+        {-1, false}, {0, false}, {N - WINDOW - 1, false}, {N - WINDOW, true}, {N - 2, true},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        mx_seq s;
+        mx_seq_init(&s, r.kv, &r.root);
+        if (cases[i].changed >= 0) {
+            tokens[cases[i].changed] ^= 1;
+        }
+        rig_feed(&r, &s, tokens, N - 1, NULL);
+        rig_feed(&r, &s, tokens + N - 1, 1, i == 0 ? want : got);
+        if (cases[i].changed >= 0) {
+            tokens[cases[i].changed] ^= 1;
+            if ((memcmp(want, got, sizeof want) != 0) != cases[i].acts) {
+                fail_msg("token %d: expected that it %s position %d", cases[i].changed,
+                         cases[i].acts ? "changes" : "does not change", N - 1);
+            }
+        }
+        mx_seq_free(&s);
+    }
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_files_are_refused),
+        cmocka_unit_test(description_is_right),
+        cmocka_unit_test(fingerprint_is_the_tree_hash),
+        cmocka_unit_test(fingerprints_are_remembered),
+        cmocka_unit_test(root_covers_what_changes_the_numbers),
+        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(batches_are_checked),
+        cmocka_unit_test(cancellation_is_noticed_and_harmless),
+        cmocka_unit_test(bad_values_stay_where_they_are),
+        cmocka_unit_test(keys_beyond_half_precision_are_noticed),
+        cmocka_unit_test(logits_that_overflow_are_noticed),
+        cmocka_unit_test(window_hides_old_tokens),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
