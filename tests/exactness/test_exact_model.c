@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The contract: the logits of a token depend only on the tokens before it. For a list of tiny
+ * random models and for the default model, the raw bytes of all logits are equal however the tokens
+ * were fed: whole, split anywhere, one by one, among other sequences, by 1 to 3 threads, at every
+ * CPU level, on forked pages, with NaN in every row that must not be read.
+ */
+#include "model_rig.h"
+#include "test_env.h"
+#include "tiny_models.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+enum { N_TOKENS = 150, N_OTHER = 40 };
+
+/* ---- one run against the reference ----------------------------------------------------------- */
+
+typedef struct reference {
+    int32_t tokens[N_TOKENS];
+    uint32_t n;
+    float *logits; /* [n][n_vocab] */
+} reference;
+
+static void random_tokens(int32_t *out, size_t n, uint32_t n_vocab, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = (int32_t)(mx_tiny_random(&seed) % n_vocab);
+    }
+}
+
+static void compare(rig *r, const reference *ref, const float *hidden, uint32_t from, uint32_t n,
+                    const char *what)
+{
+    float *logits = mx_alloc((size_t)n * r->n_vocab * sizeof *logits);
+    rig_logits(r, hidden, n, logits);
+    const float *want = ref->logits + (size_t)from * r->n_vocab;
+    for (size_t i = 0; i < (size_t)n * r->n_vocab; i++) {
+        if (memcmp(&logits[i], &want[i], sizeof(float)) != 0) {
+            fail_msg("%s: position %zu, token %zu: expected %a, got %a", what,
+                     from + i / r->n_vocab, i % r->n_vocab, (double)want[i], (double)logits[i]);
+        }
+    }
+    mx_free(logits);
+}
+
+static float *hidden_rows(const rig *r, uint32_t n)
+{
+    return mx_calloc((size_t)n * r->n_embd, sizeof(float));
+}
+
+/* Feeds everything in chunks and compares every position. */
+static void run_chunks(rig *r, const reference *ref, uint32_t chunk, const char *what)
+{
+    char text[128];
+    snprintf(text, sizeof text, "%s, chunks of %u", what, chunk);
+    float *hidden = hidden_rows(r, ref->n);
+    mx_seq s;
+    mx_seq_init(&s, r->kv, &r->root);
+    rig_feed_chunks(r, &s, ref->tokens, ref->n, chunk, hidden);
+    compare(r, ref, hidden, 0, ref->n, text);
+    mx_seq_check(&s);
+    mx_seq_free(&s);
+    mx_free(hidden);
+}
+
+static void run_splits(rig *r, const reference *ref, const char *what)
+{
+    static const uint32_t splits[] = {1, 2, 5, 31, 63, 64, 65, 100, 127, 128, 129, 149};
+    float *hidden = hidden_rows(r, ref->n);
+    for (size_t i = 0; i < MX_COUNT(splits) && splits[i] < ref->n; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "%s, split at %u", what, splits[i]);
+        mx_seq s;
+        mx_seq_init(&s, r->kv, &r->root);
+        /* Nothing is asked of the first part: its rows stop after the last layer's keys. */
+        rig_feed(r, &s, ref->tokens, splits[i], NULL);
+        rig_feed(r, &s, ref->tokens + splits[i], ref->n - splits[i], hidden);
+        compare(r, ref, hidden, splits[i], ref->n - splits[i], text);
+        mx_seq_free(&s);
+    }
+    mx_free(hidden);
+}
+
+/* Restores by forking at B, feeds the rest; meanwhile a sibling goes on with other tokens. */
+static void run_forks(rig *r, const reference *ref, const char *what)
+{
+    static const uint32_t cuts[] = {1, 17, 63, 64, 65, 90, 128, 140};
+    int32_t other[N_OTHER];
+    float *hidden = hidden_rows(r, ref->n);
+    random_tokens(other, N_OTHER, r->n_vocab, 99);
+    mx_seq base;
+    mx_seq_init(&base, r->kv, &r->root);
+    rig_feed(r, &base, ref->tokens, ref->n, NULL);
+    for (size_t i = 0; i < MX_COUNT(cuts) && cuts[i] < ref->n; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "%s, forked at %u", what, cuts[i]);
+        mx_seq fork, sibling;
+        mx_seq_init(&fork, r->kv, &r->root);
+        mx_seq_init(&sibling, r->kv, &r->root);
+        assert_int_equal(mx_seq_fork(&fork, &base, cuts[i]), MX_OK);
+        assert_int_equal(mx_seq_fork(&sibling, &base, cuts[i]), MX_OK);
+        rig_feed(r, &sibling, other, N_OTHER, NULL);
+        rig_feed(r, &fork, ref->tokens + cuts[i], ref->n - cuts[i], hidden);
+        compare(r, ref, hidden, cuts[i], ref->n - cuts[i], text);
+        mx_seq_free(&sibling);
+        mx_seq_free(&fork);
+    }
+    mx_seq_free(&base);
+    mx_free(hidden);
+}
+
+/* In one batch with others: a decode row before it, another prompt behind it. */
+static void run_among_others(rig *r, const reference *ref, uint32_t chunk, const char *what)
+{
+    char text[128];
+    snprintf(text, sizeof text, "%s, among others by %u", what, chunk);
+    int32_t other[2][N_TOKENS];
+    mx_seq s[3];
+    mx_batch_row rows[N_TOKENS * 2 + 1];
+    float *hidden = hidden_rows(r, ref->n);
+    for (int i = 0; i < 2; i++) {
+        random_tokens(other[i], N_TOKENS, r->n_vocab, 1000 + (uint64_t)i);
+    }
+    for (int i = 0; i < 3; i++) {
+        mx_seq_init(&s[i], r->kv, &r->root);
+    }
+    rig_feed(r, &s[0], other[0], 3, NULL);
+    for (uint32_t at = 0, turn = 0; at < ref->n; at += chunk, turn++) {
+        uint32_t n = ref->n - at < chunk ? ref->n - at : chunk;
+        uint32_t counts[3] = {1, n, s[2].n_tokens < 300 ? (turn * 13 + 5) % 23 : 0};
+        const int32_t *tokens[3] = {other[0] + (3 + turn) % N_TOKENS, ref->tokens + at, other[1]};
+        uint32_t n_rows = 0, bad;
+        mx_errbuf eb = {{0}};
+        for (int i = 0; i < 3; i++) {
+            rig_check(counts[i] > 0 ? mx_seq_reserve(&s[i], counts[i]) : MX_OK, &eb, "reserve");
+            for (uint32_t k = 0; k < counts[i]; k++) {
+                rows[n_rows++] = (mx_batch_row){.seq = &s[i],
+                                                .pos = (uint32_t)s[i].n_tokens + k,
+                                                .token = tokens[i][k],
+                                                .hidden_to = i == 1 ? (int32_t)k : -1};
+            }
+        }
+        mx_batch b = {.rows = rows,
+                      .n_rows = n_rows,
+                      .hidden = hidden + (size_t)at * r->n_embd,
+                      .n_hidden_rows = n};
+        rig_check(mx_model_forward(r->model, &b, &bad, &eb), &eb, "forward");
+        for (int i = 0; i < 3; i++) {
+            if (counts[i] > 0) {
+                mx_seq_commit(&s[i], tokens[i], counts[i]);
+            }
+        }
+    }
+    compare(r, ref, hidden, 0, ref->n, text);
+    for (int i = 0; i < 3; i++) {
+        mx_seq_free(&s[i]);
+    }
+    mx_free(hidden);
+}
+
+/* Every row that nobody wrote is NaN, in fresh pages and behind the last token. */
+static void run_poisoned(rig *r, const reference *ref, const char *what)
+{
+    char text[128];
+    snprintf(text, sizeof text, "%s, NaN beyond the last row", what);
+    float *hidden = hidden_rows(r, ref->n);
+    mx_seq s;
+    mx_kv_pool_set_poison(r->kv, true);
+    mx_seq_init(&s, r->kv, &r->root);
+    for (uint32_t at = 0; at < ref->n; at += 21) {
+        uint32_t n = ref->n - at < 21 ? ref->n - at : 21;
+        rig_feed(r, &s, ref->tokens + at, n, hidden + (size_t)at * r->n_embd);
+        mx_page_poison_tail(mx_model_kv_shape(r->model), s.pages[s.n_pages - 1]);
+    }
+    compare(r, ref, hidden, 0, ref->n, text);
+    mx_seq_free(&s);
+    mx_kv_pool_set_poison(r->kv, false);
+    mx_free(hidden);
+}
+
+static reference make_reference(rig *r, uint32_t n, uint64_t seed)
+{
+    reference ref = {.n = n};
+    random_tokens(ref.tokens, n, r->n_vocab, seed);
+    ref.logits = mx_alloc((size_t)n * r->n_vocab * sizeof(float));
+    float *hidden = hidden_rows(r, n);
+    mx_seq s;
+    mx_seq_init(&s, r->kv, &r->root);
+    rig_feed(r, &s, ref.tokens, n, hidden);
+    rig_logits(r, hidden, n, ref.logits);
+    mx_seq_free(&s);
+    mx_free(hidden);
+    return ref;
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void one_tiny_model(const tiny *t, mx_kv_type kv_type)
+{
+    char name[64];
+    rig_options o = rig_default();
+    o.kv_type = kv_type;
+    rig r = rig_open_tiny(&t->spec, o);
+    reference ref = make_reference(&r, N_TOKENS, t->spec.seed);
+    snprintf(name, sizeof name, "%s, %s pages", t->name, kv_type == MX_KV_F16 ? "f16" : "f32");
+    /* A model whose logits say nothing would pass everything. */
+    float lo = ref.logits[0], hi = lo;
+    for (size_t i = 0; i < (size_t)N_TOKENS * r.n_vocab; i++) {
+        lo = ref.logits[i] < lo ? ref.logits[i] : lo;
+        hi = ref.logits[i] > hi ? ref.logits[i] : hi;
+    }
+    assert_true(hi - lo > 1.0f && hi - lo < 1e4f);
+    assert_memory_not_equal(ref.logits, ref.logits + r.n_vocab, r.n_vocab * sizeof(float));
+
+    static const uint32_t chunks[] = {1, 7, 64, 512};
+    for (size_t i = 0; i < MX_COUNT(chunks); i++) {
+        run_chunks(&r, &ref, chunks[i], name);
+    }
+    run_splits(&r, &ref, name);
+    run_forks(&r, &ref, name);
+    run_among_others(&r, &ref, 1, name);
+    run_among_others(&r, &ref, 29, name);
+    run_among_others(&r, &ref, 150, name);
+    run_poisoned(&r, &ref, name);
+    rig_close(&r);
+    mx_free(ref.logits);
+}
+
+static void feeding_does_not_matter(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MX_COUNT(tinies); i++) {
+        one_tiny_model(&tinies[i], MX_KV_F16);
+    }
+    one_tiny_model(&tinies[1], MX_KV_F32);
+}
+
+static void threads_and_levels_do_not_matter(void **state)
+{
+    (void)state;
+    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    for (size_t i = 0; i < MX_COUNT(tinies); i++) {
+        rig_options o = rig_default();
+        o.n_threads = 1;
+        rig base = rig_open_tiny(&tinies[i].spec, o);
+        reference ref = make_reference(&base, N_TOKENS, 5 + i);
+        for (unsigned threads = 1; threads <= 3; threads++) {
+            for (size_t l = 0; l < MX_COUNT(levels); l++) {
+                if (mx_kern_get(levels[l])->level != levels[l]) {
+                    continue; /* this machine or build does not have it */
+                }
+                char text[96];
+                snprintf(text, sizeof text, "%s, %s, %u threads", tinies[i].name,
+                         mx_cpu_level_name(levels[l]), threads);
+                o.n_threads = threads;
+                o.level = levels[l];
+                rig r = rig_open_tiny(&tinies[i].spec, o);
+                assert_memory_equal(&r.root, &base.root, sizeof r.root);
+                run_chunks(&r, &ref, threads == 2 ? 47 : 150, text);
+                rig_close(&r);
+            }
+        }
+        mx_free(ref.logits);
+        rig_close(&base);
+    }
+}
+
+/* The contract holds across page types only within one of them; they must differ, or the option
+ * does nothing. */
+static void page_types_are_told_apart(void **state)
+{
+    (void)state;
+    rig_options o = rig_default();
+    rig half = rig_open_tiny(&tinies[0].spec, o);
+    o.kv_type = MX_KV_F32;
+    rig full = rig_open_tiny(&tinies[0].spec, o);
+    reference a = make_reference(&half, 100, 3), b = make_reference(&full, 100, 3);
+    assert_memory_not_equal(&half.root, &full.root, sizeof half.root);
+    assert_memory_not_equal(a.logits, b.logits, 100 * half.n_vocab * sizeof(float));
+    mx_free(a.logits);
+    mx_free(b.logits);
+    rig_close(&half);
+    rig_close(&full);
+}
+
+static void default_model(void **state)
+{
+    (void)state;
+    const char *path = mx_test_model();
+    if (path == NULL) {
+        skip();
+    }
+    rig_options o = rig_default();
+    o.n_ctx = 1024;
+    o.max_pages = 32;
+    rig r = rig_open(path, o);
+    reference ref = make_reference(&r, 75, 77);
+    run_chunks(&r, &ref, 1, "default model");
+    run_chunks(&r, &ref, 7, "default model");
+    run_chunks(&r, &ref, 64, "default model");
+    run_forks(&r, &ref, "default model");
+    run_among_others(&r, &ref, 29, "default model");
+    run_poisoned(&r, &ref, "default model");
+    rig_close(&r);
+    for (o.n_threads = 1; o.n_threads <= 3; o.n_threads += 2) {
+        r = rig_open(path, o);
+        run_chunks(&r, &ref, 75, o.n_threads == 1 ? "1 thread" : "3 threads");
+        rig_close(&r);
+    }
+    o.n_threads = 2;
+    o.level = MX_CPU_PORTABLE;
+    r = rig_open(path, o);
+    ref.n = 12; /* the portable kernels are slow */
+    run_chunks(&r, &ref, 5, "portable");
+    rig_close(&r);
+    mx_free(ref.logits);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(feeding_does_not_matter),
+        cmocka_unit_test(threads_and_levels_do_not_matter),
+        cmocka_unit_test(page_types_are_told_apart),
+        cmocka_unit_test(default_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tiny_models.h: the tiny random models that the exactness and golden tests share.
+ */
+#ifndef MX_TINY_MODELS_H
+#define MX_TINY_MODELS_H
+
+#include "tiny_gguf.h"
+
+typedef struct tiny {
+    const char *name;
+    mx_tiny_spec spec;
+} tiny;
+
+/* The sizes are odd on purpose: inputs that are no multiple of 256 (576 = 2 x 256 + 64), outputs
+ * that are no multiple of 16. */
+static const tiny tinies[] = {
+    {"f32", {.arch = "llama", .n_layers = 2, .n_embd = 64, .n_heads = 4, .n_kv_heads = 2,
+             .head_dim = 16, .n_ff = 96, .n_vocab = 331, .n_ctx = 512, .type = MX_F32,
+             .embd_type = MX_F32, .seed = 11}},
+    {"q4_1", {.arch = "llama", .n_layers = 2, .n_embd = 576, .n_heads = 9, .n_kv_heads = 3,
+              .head_dim = 64, .n_ff = 352, .n_vocab = 517, .n_ctx = 512, .type = MX_Q4_1,
+              .embd_type = MX_Q8_0, .is_tied = true, .seed = 12}},
+    {"q4_k", {.arch = "llama", .n_layers = 2, .n_embd = 256, .n_heads = 8, .n_kv_heads = 4,
+              .head_dim = 32, .n_ff = 512, .n_vocab = 300, .n_ctx = 512, .type = MX_Q4_K,
+              .embd_type = MX_Q6_K, .is_tied = true, .has_rope_freqs = true, .seed = 13}},
+    {"q8_0", {.arch = "llama", .n_layers = 3, .n_embd = 96, .n_heads = 6, .n_kv_heads = 1,
+              .head_dim = 16, .n_ff = 160, .n_vocab = 290, .n_ctx = 512, .type = MX_Q8_0,
+              .embd_type = MX_F16, .has_fused_qkv = true, .seed = 14}},
+    {"f16", {.arch = "llama", .n_layers = 2, .n_embd = 80, .n_heads = 5, .n_kv_heads = 5,
+             .head_dim = 16, .n_ff = 112, .n_vocab = 275, .n_ctx = 512, .type = MX_F16,
+             .embd_type = MX_F16, .seed = 15}},
+    {"qwen3", {.arch = "qwen3", .n_layers = 2, .n_embd = 64, .n_heads = 4, .n_kv_heads = 2,
+               .head_dim = 32, .n_ff = 96, .n_vocab = 270, .n_ctx = 512, .type = MX_Q5_0,
+               .embd_type = MX_Q8_0, .is_tied = true, .has_qk_norm = true, .has_qkv_bias = true,
+               .seed = 16}},
+};
+
+#endif
