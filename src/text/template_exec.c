@@ -310,6 +310,9 @@ static mx_flow run_loop(mx_run *r, const mx_node *n, mx_scope *outer, mx_value *
     }
     *l = (mx_loop){.node = n, .items = items, .outer = outer, .index0 = -1, .depth0 = depth0};
     loop->loop = l;
+    /* Jinja takes the else branch when no iteration has reached its end: `continue` and `break`
+     * count as no iteration at all. */
+    bool came_through = false;
     for (;;) {
         mx_value *item = peek_item(r, l);
         if (item == NULL) {
@@ -334,11 +337,12 @@ static mx_flow run_loop(mx_run *r, const mx_node *n, mx_scope *outer, mx_value *
         if (flow == MX_FLOW_BREAK) {
             break;
         }
+        came_through = came_through || flow == MX_FLOW_NEXT;
     }
     if (r->err != MX_OK) {
         return MX_FLOW_ERROR;
     }
-    if (l->index0 < 0 && n->kids[1] != NULL) {
+    if (!came_through && n->kids[1] != NULL) {
         return mx_exec(r, n->kids[1], mx_scope_new(r, outer));
     }
     return MX_FLOW_NEXT;

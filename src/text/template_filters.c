@@ -191,8 +191,9 @@ static mx_value *f_truncate(mx_run *r, mx_value *v, const mx_args *args)
     static const char *const names[] = {"length", "killwords", "end", "leeway"};
     mx_value *a[4];
     int64_t length, leeway;
-    if (!mx_bind(r, "truncate", args, names, 4, 0, a) || mx_arg_text(r, "truncate", v) == NULL ||
-        !mx_arg_int(r, a[0], 255, &length) || !mx_arg_int(r, a[3], 5, &leeway))
+    size_t n;
+    if (!mx_bind(r, "truncate", args, names, 4, 0, a) || !mx_arg_int(r, a[0], 255, &length) ||
+        !mx_arg_int(r, a[3], 5, &leeway) || !mx_v_length(r, v, &n))
     {
         return NULL;
     }
@@ -204,8 +205,11 @@ static mx_value *f_truncate(mx_run *r, mx_value *v, const mx_args *args)
     if (keep < 0 || leeway < 0) {
         return mx_run_fail(r, MX_E_INVALID, "truncate: the length is less than that of the end");
     }
-    if ((int64_t)v->s.n_chars - length <= leeway) {
+    if ((int64_t)n - length <= leeway) {
         return v;
+    }
+    if (mx_arg_text(r, "truncate", v) == NULL) {
+        return NULL;
     }
     size_t cut = mx_text_offset(&v->s, (size_t)keep);
     bool kill = a[1] != NULL && mx_v_truthy(a[1]);

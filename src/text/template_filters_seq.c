@@ -145,9 +145,13 @@ static bool merge_sort(mx_run *r, keyed *v, keyed *spare, size_t n, bool reverse
             size_t a = lo, b = mid;
             for (size_t k = lo; k < hi; k++) {
                 int order = 0;
-                if (a < mid && b < hi &&
-                    (!mx_run_step(r, 1) || !mx_v_compare(r, v[b].key, v[a].key, &order)))
+                /* Equal keys need no order: two undefined ones have none. */
+                if (a < mid && b < hi && !mx_v_equal(r, v[b].key, v[a].key) &&
+                    !mx_v_compare(r, v[b].key, v[a].key, &order))
                 {
+                    return false;
+                }
+                if (!mx_run_step(r, 1)) {
                     return false;
                 }
                 bool second = a == mid || (b < hi && (reverse ? order == 1 : order == -1));
@@ -322,6 +326,9 @@ static mx_value *f_groupby(mx_run *r, mx_value *v, const mx_args *args)
         if (key == NULL) {
             return NULL;
         }
+        if (mx_v_is(key, MX_V_UNDEFINED) && items->seq.n > 1) {
+            return mx_v_fail_undefined(r, key); /* what is undefined has no order */
+        }
         if (last == NULL || !mx_v_equal(r, key, last)) {
             mx_value *pair = mx_v_seq(r, MX_SEQ_TUPLE, 2);
             group = mx_v_seq(r, MX_SEQ_LIST, 0);
@@ -406,8 +413,9 @@ static mx_value *f_slice(mx_run *r, mx_value *v, const mx_args *args)
 static mx_args behind(const mx_args *args, size_t n)
 {
     mx_args rest = *args;
-    rest.pos += mx_min_size(n, args->n_pos);
-    rest.n_pos -= mx_min_size(n, args->n_pos);
+    n = mx_min_size(n, args->n_pos);
+    rest.pos = n > 0 ? rest.pos + n : rest.pos;
+    rest.n_pos -= n;
     return rest;
 }
 

@@ -302,7 +302,8 @@ mx_value *mx_v_percent(mx_run *r, mx_value *format, mx_value *args)
         }
     }
     bool is_tuple = mx_v_is(args, MX_V_LIST) && args->sub == MX_SEQ_TUPLE;
-    bool is_box = mx_v_is(args, MX_V_LIST) || mx_v_is(args, MX_V_DICT);
+    bool is_box = mx_v_is(args, MX_V_LIST) || mx_v_is(args, MX_V_DICT) ||
+                  mx_v_is(args, MX_V_UNDEFINED);
     if (is_tuple ? p.next < args->seq.n : !p.used && !is_box) {
         return mx_run_fail(r, MX_E_INVALID, "the format does not use all arguments");
     }

@@ -299,6 +299,10 @@ mx_value *mx_find_method(mx_run *r, mx_value *self, mx_str name)
 {
     size_t n;
     const mx_builtin *table = table_of(self, &n);
+    bool is_fixed = mx_v_is(self, MX_V_LIST) && self->sub != MX_SEQ_LIST;
+    if (is_fixed && !mx_str_eq(name, MX_STR("count")) && !mx_str_eq(name, MX_STR("index"))) {
+        return NULL;
+    }
     for (size_t i = 0; i < n; i++) {
         if (mx_str_eq(mx_str_of(table[i].name), name)) {
             mx_value *m = mx_v_new(r, MX_V_OTHER, MX_O_METHOD);

@@ -85,8 +85,8 @@ static mx_value *t_sequence(mx_run *r, mx_value *v, const mx_args *args)
 
 static mx_value *t_callable(mx_run *r, mx_value *v, const mx_args *args)
 {
-    return verdict(r, args, mx_v_is(v, MX_V_OTHER) && v->sub != MX_O_NAMESPACE &&
-                                v->sub != MX_O_CYCLER);
+    bool is = mx_v_is(v, MX_V_OTHER) && v->sub != MX_O_NAMESPACE && v->sub != MX_O_CYCLER;
+    return verdict(r, args, is || mx_v_is(v, MX_V_UNDEFINED)); /* fails only when called */
 }
 
 static mx_value *t_escaped(mx_run *r, mx_value *v, const mx_args *args)

@@ -166,8 +166,17 @@ static size_t find_last(const mx_text *s, const mx_text *what, size_t from, size
     return SIZE_MAX;
 }
 
+/* What a search from the right may cost: it compares byte by byte. */
+static bool pay_for_search(mx_run *r, const mx_value *s, const mx_value *what)
+{
+    return mx_run_step(r, s->s.len / 16 + s->s.len / 64 * what->s.len);
+}
+
 static mx_value *rsplit_at(mx_run *r, mx_value *s, const mx_value *sep, int64_t max)
 {
+    if (!pay_for_search(r, s, sep)) {
+        return NULL;
+    }
     mx_value *list = mx_v_seq(r, MX_SEQ_LIST, 0);
     size_t end = s->s.len;
     while (list != NULL) {
@@ -236,6 +245,9 @@ static mx_value *partition(mx_run *r, mx_value *s, const mx_args *args, bool fro
     }
     if (a[0]->s.len == 0) {
         return mx_run_fail(r, MX_E_INVALID, "an empty separator");
+    }
+    if (from_right && !pay_for_search(r, s, a[0])) {
+        return NULL;
     }
     size_t hit = from_right ? find_last(&s->s, &a[0]->s, 0, s->s.len)
                             : mx_text_find(&s->s, &a[0]->s, 0);
@@ -374,6 +386,9 @@ static mx_value *find(mx_run *r, mx_value *s, const mx_args *args, bool from_rig
     if (!mx_bind(r, "find", args, names, 3, 1, a) || mx_arg_text(r, "find", a[0]) == NULL ||
         (s = narrowed(r, s, a[1], a[2], &offset)) == NULL || !mx_run_step(r, s->s.len / 16))
     {
+        return NULL;
+    }
+    if (from_right && !pay_for_search(r, s, a[0])) {
         return NULL;
     }
     size_t hit = from_right ? find_last(&s->s, &a[0]->s, 0, s->s.len)

@@ -144,7 +144,9 @@ mx_value *mx_sb_finish(mx_run *r, mx_sb *b)
     if (v == NULL) {
         return NULL;
     }
-    v->s = (mx_text){.ptr = b->ptr, .len = b->len, .n_chars = count_chars(b->ptr, b->len)};
+    v->s = (mx_text){.ptr = b->len > 0 ? b->ptr : "",
+                     .len = b->len,
+                     .n_chars = count_chars(b->ptr, b->len)};
     if (b->n_marks == 1 && b->marks[0].begin == 0 && b->marks[0].end == b->len) {
         v->s.is_markup = true;
     } else if (b->n_marks > UINT32_MAX) {

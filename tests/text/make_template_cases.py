@@ -124,6 +124,9 @@ add("{% if n > 5 %}a{% elif n > 3 %}b{% else %}c{% endif %}", "{% if 0 %}a{% eli
     "{{ range(3) }} {{ range(3)|length }} {{ 2 in range(3) }}", "{% for m in msgs %}{{ m.role }}:{{ m['content'] }}{{ m.tool.name if m.tool }}|{% endfor %}",
     "{% for x in l %}{% set ns = loop.index %}{% endfor %}{{ ns is defined }}", "{% for i in [3, 4] %}{% set c = caller %}{{ i }}{% endfor %}", "{% set f = namespace(go=true) %}{% for i in [1,2,3] if f.go %}{{ i }}{% if i == 2 %}{% set f.go = false %}{% endif %}{% endfor %}",
     "{% set f = namespace(go=true) %}{% for i in [1,2,3] if f.go %}{{ i }}{{ loop.last }}{% if i == 1 %}{% set f.go = false %}{% endif %}{% endfor %}", "{% for x in s[:3] %}{{ x }}{{ loop.length }}{% endfor %}")
+add("{% for x in [1, 2] %}{{ x }}{% continue %}{% else %}e{% endfor %}", "{% for x in l %}{{ x }}{% break %}{% else %}e{% endfor %}",
+    "{% for x in [1, 2] %}{% if x == 1 %}{% continue %}{% endif %}{{ x }}{% else %}e{% endfor %}", "{{ nested|sort(attribute='role') }}", "{{ l|truncate(5) }}", "{{ undefinedvar is callable }}",
+    "{{ (1, 2).copy() }}", "{{ ('a' % undefinedvar) }}", "{{ ''|list }}{{ [''] }}{{ [e ~ e] }}{{ joiner()() ~ '' }}")
 # macros
 add("{% macro m(a, b=2, c=b) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(1) }} {{ m(1, 5) }} {{ m(1, c=9) }} {{ m(b=3, a=4) }} {{ m() }}",
     "{% macro f(n) %}{{ n }}{% if n > 0 %},{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(4) }}", "{% macro m(a) %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, 3, x=4) }}",
