@@ -40,8 +40,6 @@ typedef struct server {
     mx_pool *pool;
     mx_model *model;
     mx_engine *engine;
-    uint64_t kv_budget_bytes;
-    unsigned n_threads;
 } server;
 
 void mx_default_cache_dir(char *out, unsigned long cap, const char *home)
@@ -106,25 +104,31 @@ static mx_err find_folders(server *s, mx_errbuf *eb)
     /* The cached fingerprint saves hashing the model file at each start. With the cache off no file
      * is touched at all. */
     if (home != NULL && s->settings.ssd_mode != MX_COLD_OFF) {
+        snprintf(s->fingerprint_dir, sizeof s->fingerprint_dir, "%s/.mtplx", home);
+        if (mkdir(s->fingerprint_dir, 0700) != 0 && errno != EEXIST) {
+            mx_log(MX_LOG_WARN, "cannot make %s: %s", s->fingerprint_dir, strerror(errno));
+        }
         snprintf(s->fingerprint_dir, sizeof s->fingerprint_dir, "%s/.mtplx/fingerprints", home);
     }
     return MX_OK;
 }
 
-static mx_err size_up(server *s, mx_errbuf *eb)
+/* Replaces "as the machine has it" by the values found, so that GET /info shows those in force. */
+static mx_err size_up(mx_settings *o, const char *model_path, mx_errbuf *eb)
 {
-    s->n_threads = s->settings.threads > 0 ? (unsigned)s->settings.threads : mx_machine_cores();
-    s->kv_budget_bytes = s->settings.kv_budget;
-    if (s->kv_budget_bytes == 0) {
+    if (o->threads == 0) {
+        o->threads = mx_machine_cores();
+    }
+    if (o->kv_budget == 0) {
         /* The model is loaded later and takes about its file's size. */
         struct stat st;
-        uint64_t file = stat(s->model_path, &st) == 0 ? (uint64_t)st.st_size : 0;
+        uint64_t file = stat(model_path, &st) == 0 ? (uint64_t)st.st_size : 0;
         uint64_t available = mx_machine_free_bytes("");
         if (available == 0) {
             return mx_fail(eb, MX_E_NOT_FOUND, "cannot find out how much memory is free; say how much "
                            "the session bank may use: --kv-budget 2G");
         }
-        s->kv_budget_bytes = available > file ? (available - file) / 2 : 0;
+        o->kv_budget = available > file ? (available - file) / 2 : 0;
     }
     return MX_OK;
 }
@@ -135,7 +139,7 @@ static mx_err prepare(server *s, mx_errbuf *eb)
     MX_TRY(check_host(&s->settings, eb));
     MX_TRY(find_model(s, eb));
     MX_TRY(find_folders(s, eb));
-    MX_TRY(size_up(s, eb));
+    MX_TRY(size_up(&s->settings, s->model_path, eb));
     mx_settings_json(&s->settings, &s->options_json);
     mx_settings_session_json(&s->settings, &s->session_json);
     if (s->options_json.failed || s->session_json.failed) {
@@ -189,7 +193,7 @@ static mx_err start_http(server *s, mx_errbuf *eb)
 static mx_err load_model(server *s, mx_errbuf *eb)
 {
     const mx_settings *o = &s->settings;
-    MX_TRY(mx_pool_create(&s->pool, s->n_threads, eb));
+    MX_TRY(mx_pool_create(&s->pool, (unsigned)o->threads, eb));
     mx_model_options model = {
         .path = s->model_path,
         .kv_type = (mx_kv_type)o->kv_type,
@@ -205,7 +209,7 @@ static mx_err load_model(server *s, mx_errbuf *eb)
     char name[128];
     mx_log(MX_LOG_INFO, "model: name=%s architecture=%s params=%llu ctx=%u cpu=%s threads=%u load_ms=%.0f",
            mx_log_safe(name, sizeof name, c->name, strlen(c->name)), c->architecture,
-           (unsigned long long)c->n_params, c->n_ctx, mx_model_kern(s->model)->name, s->n_threads,
+           (unsigned long long)c->n_params, c->n_ctx, mx_model_kern(s->model)->name, (unsigned)o->threads,
            (double)(mx_now_us() - begin) / 1e3);
     return MX_OK;
 }
@@ -215,7 +219,7 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
     const mx_settings *o = &s->settings;
     mx_engine_config engine = {
         .model = s->model,
-        .kv_budget_bytes = s->kv_budget_bytes,
+        .kv_budget_bytes = o->kv_budget,
         .max_running = o->max_running,
         .max_queued = o->max_queued,
         .prefill_chunk = (uint32_t)o->prefill_chunk,
@@ -232,7 +236,7 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
     };
     MX_TRY(mx_engine_start(&s->engine, &engine, eb));
     char budget[32];
-    mx_print_size(budget, sizeof budget, s->kv_budget_bytes);
+    mx_print_size(budget, sizeof budget, o->kv_budget);
     mx_log(MX_LOG_INFO, "engine: kv_budget=\"%s\" max_tokens=%zu ssd_session_cache=%s dir=%s", budget,
            mx_engine_max_tokens(s->engine),
            o->ssd_mode == MX_COLD_OFF ? "off" : o->ssd_mode == MX_COLD_ON ? "on" : "write-only",

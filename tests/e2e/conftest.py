@@ -141,12 +141,12 @@ class Server:
                   % len(data) + data)
         return s
 
-    def signal(self, number):
+    def send(self, number):
         self.process.send_signal(number)
 
     def stop(self, number=signal.SIGTERM, timeout=40):
         """A clean end; returns the exit code."""
-        self.signal(number)
+        self.send(number)
         code = self.process.wait(timeout)
         for t in self.threads:
             t.join(5)

@@ -129,7 +129,7 @@ def test_cancelled_stream_is_reused(start):
 
 def test_prefill_cut_short_is_resumed(start):
     s = start("--prefill-chunk", "64", *EXACT)
-    messages = conversation(8, 900)
+    messages = conversation(8, 420)
     sock = s.open_socket({"messages": messages, "max_tokens": 1, "temperature": 0})
     s.wait_for("two pages", lambda i: i["bank"]["pages"] >= 2)
     sock.close()
@@ -143,7 +143,7 @@ def test_prefill_cut_short_is_resumed(start):
 def test_two_interleaved_conversations(start):
     s = start(*EXACT)
     chats = [conversation(9, 70), conversation(10, 70)]
-    for turn in range(3):
+    for turn in range(2):
         for chat in chats:
             answer = s.chat(chat)
             assert answer.text == s.chat(chat, cache="off").text
@@ -156,12 +156,12 @@ def test_two_interleaved_conversations(start):
 
 def test_ten_parallel_streams(start):
     s = start(*EXACT)
-    prompts = [f"Write one line about {text_of(20 + i, 12)}" for i in range(10)]
-    alone = [s.chat(p, cache="off", max_tokens=10).text for p in prompts]
+    prompts = [f"Write one line about {text_of(20 + i, 6)}" for i in range(10)]
+    alone = [s.chat(p, cache="off", max_tokens=8).text for p in prompts]
     together = [None] * 10
 
     def run(i):
-        events = s.stream(prompts[i], max_tokens=10)
+        events = s.stream(prompts[i], max_tokens=8)
         assert events[-1] == "[DONE]"
         together[i] = "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
 

@@ -200,7 +200,7 @@ def test_second_signal_ends_at_once(start, number, code):
     s = start("--ssd-session-cache", "off", "--shutdown-drain", "60")
     sock = s.open_socket({**LONG, "stream": True})
     s.wait_for("one running", lambda i: i["engine"]["n_running"] == 1)
-    s.signal(number)
+    s.send(number)
     time.sleep(0.3)
     assert s.process.poll() is None, "it did not wait for the running answer"
     begin = time.monotonic()
