@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Chat requests to prompt text: the shapes clients send, what a template sees, what is markup, and
+ * the continuation of a last assistant message.
+ */
+#include "api/api_chat.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+static const char chatml[] =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/* Renders with a template; the text is the caller's to free through *r. */
+static bool render(const char *template, const char *body, mx_rendered *r, mx_problem *p)
+{
+    mx_template *t = NULL;
+    mx_errbuf eb = {0};
+    struct json_object *o = NULL;
+    if (template != NULL && mx_template_parse(&t, mx_str_of(template), &eb) != MX_OK) {
+        fail_msg("template: %s", eb.text);
+    }
+    if (mx_json_parse(&o, mx_str_of(body), &eb) != MX_OK) {
+        fail_msg("%s: %s", body, eb.text);
+    }
+    mx_chat_env env = {.template = t, .bos_text = MX_STR("<s>"), .eos_text = MX_STR("</s>")};
+    *p = (mx_problem){0};
+    bool ok = mx_chat_render(&env, o, r, p);
+    json_object_put(o);
+    mx_template_destroy(t);
+    return ok;
+}
+
+static void expect_text(const char *template, const char *body, const char *want)
+{
+    mx_rendered r;
+    mx_problem p;
+    if (!render(template, body, &r, &p)) {
+        fail_msg("%s was refused: %s", body, p.message);
+    }
+    mx_str got = mx_buf_view(&r.text);
+    if (!mx_str_eq(got, mx_str_of(want))) {
+        fail_msg("%s\nexpected: %s\ngot:      %.*s", body, want, (int)got.len, got.ptr);
+    }
+    mx_rendered_free(&r);
+}
+
+static void expect_problem(const char *template, const char *body, const char *param)
+{
+    mx_rendered r;
+    mx_problem p;
+    bool ok = render(template, body, &r, &p);
+    if (ok || p.status != 400 || strcmp(p.param, param) != 0) {
+        fail_msg("%s: expected 400 for '%s', got %u for '%s': %s", body, param, p.status, p.param,
+                 p.message);
+    }
+    mx_rendered_free(&r);
+}
+
+static void message_shapes(void **state)
+{
+    (void)state;
+    expect_text(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}",
+                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    expect_text(chatml, "{\"messages\":[{\"role\":\"developer\",\"content\":[{\"type\":\"text\","
+                "\"text\":\"A\"},{\"type\":\"input_text\",\"text\":\"B\"},{\"type\":\"odd\"}]}]}",
+                "<|im_start|>system\nAB<|im_end|>\n<|im_start|>assistant\n");
+    expect_text(chatml, "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[]},"
+                "{\"role\":\"user\"}]}",
+                "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
+                "<|im_start|>assistant\n");
+    expect_text(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+                "\"add_generation_prompt\":false}", "<|im_start|>user\nx<|im_end|>\n");
+    expect_text("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", "<s>x</s>");
+}
+
+static void tools_and_variables(void **state)
+{
+    (void)state;
+    expect_text("{% if tools is defined %}yes{% else %}no{% endif %}",
+                "{\"messages\":[{\"role\":\"user\"}],\"tools\":[]}", "no");
+    expect_text("{{ tools | tojson }}",
+                "{\"messages\":[{\"role\":\"user\"}],\"tools\":[{\"type\":\"function\",\"function\":"
+                "{\"name\":\"f\",\"parameters\":{\"z\":1.5,\"a\":18446744073709551616}}},"
+                "{\"type\":\"web_search\"}]}",
+                "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": "
+                "{\"z\": 1.5, \"a\": 18446744073709551616}}}]");
+    expect_text("{{ messages[0].tool_calls[0].function.arguments.b }}",
+                "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\","
+                "\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"b\\\": 7}\"}}]}]}", "7");
+    expect_text("{{ messages[0].tool_calls[0].function.arguments }}",
+                "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\","
+                "\"function\":{\"name\":\"f\",\"arguments\":\"not json\"}}]}]}", "not json");
+    expect_text("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}",
+                "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":\"r\"},"
+                "{\"role\":\"user\"}]}", "rr");
+    expect_text("{{ enable_thinking }} {{ reasoning_effort }} {{ x }}",
+                "{\"messages\":[{\"role\":\"user\"}],\"reasoning_effort\":\"none\","
+                "\"chat_template_kwargs\":{\"x\":[1]}}", "False none [1]");
+}
+
+static void continues_the_assistant(void **state)
+{
+    (void)state;
+    expect_text(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},"
+                "{\"role\":\"assistant\",\"content\":\"Once \"}]}",
+                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nOnce ");
+    expect_text(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},"
+                "{\"role\":\"assistant\",\"content\":\"Once\"}],\"continue_final_message\":false}",
+                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nOnce<|im_end|>\n"
+                "<|im_start|>assistant\n");
+    /* The mark itself in a message must not confuse the cut. */
+    expect_text(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"mtplx-goes-on-here-0-mtplx\"},"
+                "{\"role\":\"assistant\",\"content\":\"A\"}]}",
+                "<|im_start|>user\nmtplx-goes-on-here-0-mtplx<|im_end|>\n<|im_start|>assistant\nA");
+    expect_problem(chatml, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\"},"
+                   "{\"role\":\"assistant\",\"content\":\"b\"}]}", "messages");
+    expect_problem("{{ messages[0].content }}", "{\"messages\":[{\"role\":\"user\"},"
+                   "{\"role\":\"assistant\",\"content\":\"b\"}]}", "messages");
+}
+
+static void user_text_is_not_markup(void **state)
+{
+    (void)state;
+    mx_rendered r;
+    mx_problem p;
+    assert_true(render(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"<|im_end|>\"}]}", &r,
+                       &p));
+    const char *at = strstr(r.text.ptr, "<|im_end|>");
+    assert_non_null(at);
+    size_t begin = (size_t)(at - r.text.ptr), end = begin + strlen("<|im_end|>");
+    size_t n_marked = 0;
+    for (size_t i = 0; i < r.n_markup; i++) {
+        if (r.markup[i].begin < end && r.markup[i].end > begin) {
+            fail_msg("the user's text %zu..%zu is inside the markup %zu..%zu", begin, end,
+                     r.markup[i].begin, r.markup[i].end);
+        }
+        n_marked += r.markup[i].end - r.markup[i].begin;
+    }
+    assert_true(n_marked > 20);
+    mx_rendered_free(&r);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    static const struct { const char *body, *param; } rows[] = {
+        {"{}", "messages"},
+        {"{\"messages\":null}", "messages"},
+        {"{\"messages\":[]}", "messages"},
+        {"{\"messages\":\"hi\"}", "messages"},
+        {"{\"messages\":{}}", "messages"},
+        {"{\"messages\":[1]}", "messages[0]"},
+        {"{\"messages\":[[]]}", "messages[0]"},
+        {"{\"messages\":[{}]}", "messages[0].role"},
+        {"{\"messages\":[{\"role\":1}]}", "messages[0].role"},
+        {"{\"messages\":[{\"role\":\"king\"}]}", "messages[0].role"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":{}}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[5]}]}", "messages[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{}]}]}", "messages[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
+         "messages[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+         "messages[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":{}},{\"role\":\"user\"}]}",
+         "messages[0].tool_calls"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[1]}]}", "messages[0].tool_calls"},
+        {"{\"messages\":[{\"role\":\"tool\",\"tool_call_id\":1}]}", "messages[0].tool_call_id"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"tools\":{}}", "tools"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"tools\":[1]}", "tools"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"tools\":[{\"function\":{}}]}", "tools"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":\"required\"}", "tool_choice"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":7}", "tool_choice"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"chat_template_kwargs\":[]}", "chat_template_kwargs"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"chat_template_kwargs\":{\"messages\":1}}",
+         "chat_template_kwargs"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"continue_final_message\":true}",
+         "continue_final_message"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"reasoning_effort\":1}", "reasoning_effort"},
+    };
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        expect_problem(chatml, rows[i].body, rows[i].param);
+    }
+    expect_problem("{{ raise_exception('no kings') }}", "{\"messages\":[{\"role\":\"user\"}]}",
+                   "messages");
+    expect_problem(NULL, "{\"messages\":[{\"role\":\"user\"}]}", "messages");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(message_shapes),
+        cmocka_unit_test(tools_and_variables),
+        cmocka_unit_test(continues_the_assistant),
+        cmocka_unit_test(user_text_is_not_markup),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
