@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * engine_rig.h: a tiny model, an engine on it, and a client that asks and compares bit for bit.
+ * Header only: used by the engine's tests.
+ */
+#ifndef MX_ENGINE_RIG_H
+#define MX_ENGINE_RIG_H
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "sched/engine.h"
+#include "tiny_gguf.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+typedef struct rig {
+    char folder[64]; /* model file and cache folder */
+    char model_path[96];
+    char cache_dir[96];
+    mx_pool *pool;
+    mx_model *model;
+    mx_engine *engine;
+    mx_engine_config cfg;
+} rig;
+
+MX_UNUSED static void rig_must(mx_err err, const mx_errbuf *eb, const char *what)
+{
+    if (err != MX_OK) {
+        fail_msg("%s: %s: %s", what, mx_err_name(err), eb->text);
+    }
+}
+
+MX_UNUSED static void rig_start(rig *g)
+{
+    mx_errbuf eb = {{0}};
+    g->cfg.model = g->model;
+    rig_must(mx_engine_start(&g->engine, &g->cfg, &eb), &eb, "engine start");
+}
+
+MX_UNUSED static void rig_stop(rig *g)
+{
+    mx_engine_stop(g->engine, 0, 20 * 1000000);
+    mx_engine_destroy(g->engine);
+    g->engine = NULL;
+}
+
+/* budget_pages 0 = plenty. The engine is not started: the test may change g->cfg before. */
+MX_UNUSED static void rig_open(rig *g, const mx_tiny_spec *spec, unsigned n_threads, size_t budget_pages)
+{
+    *g = (rig){0};
+    mx_errbuf eb = {{0}};
+    snprintf(g->folder, sizeof g->folder, "/tmp/mtplx-test-XXXXXX");
+    assert_non_null(mkdtemp(g->folder));
+    snprintf(g->model_path, sizeof g->model_path, "%s/tiny.gguf", g->folder);
+    snprintf(g->cache_dir, sizeof g->cache_dir, "%s/cache", g->folder);
+    mx_tiny_write(g->model_path, spec);
+    rig_must(mx_pool_create(&g->pool, n_threads, &eb), &eb, "pool");
+    mx_model_options opt = {
+        .path = g->model_path,
+        .max_batch_rows = 512 + 16,
+        .max_logit_rows = 16,
+        .cpu_level = mx_cpu_best(),
+    };
+    rig_must(mx_model_load(&g->model, &opt, g->pool, &eb), &eb, "model");
+    size_t page_bytes = mx_kv_page_bytes(mx_model_kv_shape(g->model));
+    g->cfg = (mx_engine_config){
+        .kv_budget_bytes = (budget_pages ? budget_pages : 400) * page_bytes,
+        .bank = {.near_prefix_gap = 8, .lazy_snapshot = true, .us_per_token = 100},
+        .cold_mode = MX_COLD_OFF,
+        .cold_dir = g->cache_dir,
+        .cold_min_tokens = 32,
+        .ssd_restore = MX_SSD_RESTORE_ALWAYS,
+    };
+}
+
+MX_UNUSED static void rig_close(rig *g)
+{
+    if (g->engine != NULL) {
+        rig_stop(g);
+    }
+    mx_model_destroy(g->model);
+    mx_pool_destroy(g->pool);
+    char command[160];
+    snprintf(command, sizeof command, "rm -rf '%s'", g->folder);
+    assert_int_equal(system(command), 0);
+}
+
+/* ---- asking ----------------------------------------------------------------------------------- */
+
+typedef struct question {
+    const int32_t *prompt;
+    size_t n_prompt;
+    uint32_t max_tokens;
+    uint64_t seed;
+    mx_cache_policy cache;
+    const char *stop;
+    bool obey_eos;
+} question;
+
+typedef struct asking {
+    mx_request *request;
+    pthread_mutex_t mu;
+    pthread_cond_t cond;
+    unsigned n_wakes;
+} asking;
+
+typedef struct answer {
+    mx_buf text;
+    mx_buf bits;      /* every token with its log probabilities, as raw bytes */
+    int32_t *tokens;  /* sampled, in order */
+    size_t n_tokens, tokens_cap;
+    mx_finish finish;
+    mx_err error;
+    char error_text[256];
+    mx_request_stats stats;
+} answer;
+
+MX_UNUSED static void on_wake(void *arg)
+{
+    asking *a = arg;
+    pthread_mutex_lock(&a->mu);
+    a->n_wakes++;
+    pthread_cond_signal(&a->cond);
+    pthread_mutex_unlock(&a->mu);
+}
+
+MX_UNUSED static mx_err try_ask(rig *g, asking *a, const question *q, mx_errbuf *eb)
+{
+    *a = (asking){0};
+    pthread_mutex_init(&a->mu, NULL);
+    pthread_cond_init(&a->cond, NULL);
+    mx_request_params p = {
+        .prompt = q->prompt,
+        .n_prompt = q->n_prompt,
+        .max_tokens = q->max_tokens,
+        .sampling = mx_sampling_default(),
+        .cache = q->cache,
+        .ignore_eos = !q->obey_eos,
+        .wake = on_wake,
+        .wake_arg = a,
+        .id = "test",
+    };
+    mx_str stop = q->stop != NULL ? mx_str_of(q->stop) : (mx_str){NULL, 0};
+    p.stops = &stop;
+    p.n_stops = q->stop != NULL;
+    p.sampling.temperature = 0.8f;
+    p.sampling.seed = q->seed;
+    p.sampling.want_logprobs = true;
+    p.sampling.n_top_logprobs = MX_MAX_TOP_LOGPROBS;
+    mx_err err = mx_request_create(&a->request, g->engine, &p, eb);
+    if (err == MX_OK) {
+        err = mx_engine_submit(g->engine, a->request, eb);
+        if (err != MX_OK) {
+            mx_request_unref(a->request);
+            a->request = NULL;
+        }
+    }
+    return err;
+}
+
+MX_UNUSED static void ask(rig *g, asking *a, const question *q)
+{
+    mx_errbuf eb = {{0}};
+    rig_must(try_ask(g, a, q, &eb), &eb, "ask");
+}
+
+MX_UNUSED static void take_output(asking *a, mx_output *o, answer *out)
+{
+    mx_request_read(a->request, o);
+    mx_buf_append(&out->text, o->text.ptr, o->text.len);
+    for (size_t i = 0; i < o->n_tokens; i++) {
+        const mx_sample *s = &o->tokens[i].sample;
+        mx_buf_append(&out->bits, &s->token, sizeof s->token);
+        mx_buf_append(&out->bits, &s->logprob, sizeof s->logprob);
+        mx_buf_append(&out->bits, s->top, s->n_top * sizeof *s->top);
+        void *tokens = out->tokens;
+        assert_true(mx_grow(&tokens, &out->tokens_cap, out->n_tokens + 1, sizeof(int32_t)));
+        out->tokens = tokens;
+        out->tokens[out->n_tokens++] = s->token;
+    }
+    out->finish = o->finish;
+    out->error = o->error;
+    memcpy(out->error_text, o->error_text, sizeof out->error_text);
+}
+
+/* Reads until the end; frees the asking. A minute without a sign of life fails the test. */
+MX_UNUSED static void await(asking *a, answer *out)
+{
+    *out = (answer){0};
+    mx_output o = {0};
+    while (out->finish == MX_FINISH_NONE) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 60;
+        pthread_mutex_lock(&a->mu);
+        int rc = 0;
+        while (a->n_wakes == 0 && rc == 0) {
+            rc = pthread_cond_timedwait(&a->cond, &a->mu, &until);
+        }
+        a->n_wakes = 0;
+        pthread_mutex_unlock(&a->mu);
+        if (rc != 0) {
+            fail_msg("the engine gave no sign for a minute");
+        }
+        take_output(a, &o, out);
+    }
+    mx_output_free(&o);
+    mx_request_get_stats(a->request, &out->stats);
+    mx_request_unref(a->request);
+    pthread_mutex_destroy(&a->mu);
+    pthread_cond_destroy(&a->cond);
+}
+
+MX_UNUSED static void answer_free(answer *a)
+{
+    mx_buf_free(&a->text);
+    mx_buf_free(&a->bits);
+    mx_free(a->tokens);
+    *a = (answer){0};
+}
+
+MX_UNUSED static void ask_and_wait(rig *g, const question *q, answer *out)
+{
+    asking a;
+    ask(g, &a, q);
+    await(&a, out);
+}
+
+/* The answer of an engine that neither reads nor stores anything. */
+MX_UNUSED static void ask_cold(rig *g, const question *q, answer *out)
+{
+    question cold = *q;
+    cold.cache = MX_CACHE_OFF;
+    ask_and_wait(g, &cold, out);
+    assert_int_equal(out->stats.cache_mode, MX_MODE_COLD);
+    assert_int_equal(out->stats.n_computed, q->n_prompt);
+}
+
+MX_UNUSED static void assert_same(const answer *want, const answer *got, const char *what)
+{
+    if (want->finish != got->finish) {
+        fail_msg("%s: expected finish %d, came %d (%s)", what, want->finish, got->finish,
+                 got->error_text);
+    }
+    if (want->bits.len != got->bits.len ||
+        (want->bits.len > 0 && memcmp(want->bits.ptr, got->bits.ptr, want->bits.len) != 0))
+    {
+        size_t at = 0;
+        while (at < want->n_tokens && at < got->n_tokens && want->tokens[at] == got->tokens[at]) {
+            at++;
+        }
+        fail_msg("%s: the log probabilities differ as bytes; %zu of %zu tokens equal", what, at,
+                 want->n_tokens);
+    }
+    assert_int_equal(want->text.len, got->text.len);
+    assert_true(want->text.len == 0 || memcmp(want->text.ptr, got->text.ptr, want->text.len) == 0);
+}
+
+/* Random ordinary tokens (no control token), the same for the same seed. */
+MX_UNUSED static void random_prompt(int32_t *out, size_t n, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = (int32_t)(mx_tiny_random(&seed) % 256);
+    }
+}
+
+#endif

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The engine's manners: limits, refusals, stop conditions, policies, failures, shutdown. What the
+ * answers are is the business of tests/exactness.
+ */
+#include "../exactness/engine_rig.h"
+
+#include "gguf/gguf.h"
+
+static mx_tiny_spec spec_of(uint32_t n_ctx)
+{
+    mx_tiny_spec s = mx_tiny_default();
+    s.n_ctx = n_ctx;
+    s.is_tied = false; /* tied and untrained, it would repeat the last token for ever */
+    return s;
+}
+
+static void limits_are_refused_with_numbers(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(256);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    rig_start(&g);
+    int32_t prompt[300];
+    random_prompt(prompt, 300, 1);
+    asking a;
+    mx_errbuf eb;
+    question q = {.prompt = prompt, .n_prompt = 300, .max_tokens = 5};
+    assert_int_equal(try_ask(&g, &a, &q, &eb), MX_E_LIMIT);
+    assert_non_null(strstr(eb.text, "300 tokens"));
+    assert_non_null(strstr(eb.text, "256 tokens"));
+    q.n_prompt = 256;
+    assert_int_equal(try_ask(&g, &a, &q, &eb), MX_E_LIMIT);
+    q.n_prompt = 0;
+    assert_int_equal(try_ask(&g, &a, &q, &eb), MX_E_INVALID);
+    q.n_prompt = 10;
+    prompt[4] = 331;
+    assert_int_equal(try_ask(&g, &a, &q, &eb), MX_E_INVALID);
+    assert_non_null(strstr(eb.text, "331"));
+    prompt[4] = -1;
+    assert_int_equal(try_ask(&g, &a, &q, &eb), MX_E_INVALID);
+    rig_close(&g);
+}
+
+static void context_end_is_a_length_finish(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(256);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    rig_start(&g);
+    int32_t prompt[256];
+    random_prompt(prompt, 256, 1);
+    question q = {.prompt = prompt, .n_prompt = 250, .max_tokens = UINT32_MAX};
+    answer got;
+    ask_and_wait(&g, &q, &got);
+    assert_int_equal(got.finish, MX_FINISH_LENGTH);
+    assert_int_equal(got.n_tokens, 6);
+    answer_free(&got);
+    q.n_prompt = 256;
+    q.max_tokens = 0; /* prefill only */
+    ask_and_wait(&g, &q, &got);
+    assert_int_equal(got.finish, MX_FINISH_LENGTH);
+    assert_int_equal(got.n_tokens, 0);
+    assert_true(got.stats.has_started);
+    answer_free(&got);
+    rig_close(&g);
+}
+
+static void stop_string_ends_the_answer(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    rig_start(&g);
+    int32_t prompt[20];
+    random_prompt(prompt, 20, 1);
+    question q = {.prompt = prompt, .n_prompt = 20, .max_tokens = 200, .seed = 4};
+    answer whole, cut;
+    ask_and_wait(&g, &q, &whole);
+    assert_true(whole.text.len > 40);
+    /* Nine bytes of the middle that begin with a character, occur there for the first time, and can
+     * be a C string. */
+    enum { N_STOP = 9 };
+    char stop[N_STOP + 1] = {0};
+    size_t at = 30;
+    for (; at + N_STOP < whole.text.len; at++) {
+        const char *here = whole.text.ptr + at;
+        memcpy(stop, here, N_STOP);
+        if (strlen(stop) == N_STOP && (*here & 0xC0) != 0x80 &&
+            memmem(whole.text.ptr, whole.text.len, stop, N_STOP) == here)
+        {
+            break;
+        }
+    }
+    assert_true(at + N_STOP < whole.text.len);
+    q.stop = stop;
+    ask_and_wait(&g, &q, &cut);
+    assert_int_equal(cut.finish, MX_FINISH_STOP);
+    assert_int_equal(cut.text.len, at);
+    assert_memory_equal(cut.text.ptr, whole.text.ptr, at);
+    answer_free(&whole);
+    answer_free(&cut);
+    rig_close(&g);
+}
+
+static void policies_store_what_they_say(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    g.cfg.cold_mode = MX_COLD_ON;
+    rig_start(&g);
+    int32_t prompt[200];
+    random_prompt(prompt, 200, 1);
+    question q = {.prompt = prompt, .n_prompt = 200, .max_tokens = 5};
+    answer got;
+    q.cache = MX_CACHE_NO_STORE;
+    ask_and_wait(&g, &q, &got);
+    answer_free(&got);
+    q.cache = MX_CACHE_OFF;
+    ask_and_wait(&g, &q, &got);
+    assert_string_equal(got.stats.miss_reason, "cache_off");
+    answer_free(&got);
+    q.cache = MX_CACHE_USE;
+    ask_and_wait(&g, &q, &got);
+    assert_int_equal(got.stats.cache_mode, MX_MODE_COLD); /* neither of the two left anything */
+    assert_string_equal(got.stats.miss_reason, "no_entry");
+    answer_free(&got);
+    q.cache = MX_CACHE_NO_STORE;
+    ask_and_wait(&g, &q, &got);
+    assert_int_equal(got.stats.cache_mode, MX_MODE_WARM_PREFIX); /* but it reads */
+    answer_free(&got);
+    prompt[130] ^= 1;
+    q.cache = MX_CACHE_USE;
+    ask_and_wait(&g, &q, &got);
+    assert_int_equal(got.stats.n_ram, 130);
+    assert_int_equal(got.stats.restore, MX_RESTORE_STEM);
+    assert_true(got.stats.diverged);
+    assert_int_equal(got.stats.diverged_at, 130);
+    assert_string_equal(got.stats.miss_reason, "diverged_at");
+    answer_free(&got);
+    rig_close(&g);
+}
+
+/* Two API keys never share a prefix, in neither tier. */
+static void salts_isolate(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    g.cfg.cold_mode = MX_COLD_ON;
+    rig_start(&g);
+    int32_t prompt[200];
+    random_prompt(prompt, 200, 1);
+    mx_hash256 salts[2] = {{{1}}, {{2}}};
+    for (int round = 0; round < 4; round++) {
+        mx_errbuf eb;
+        asking a = {0};
+        pthread_mutex_init(&a.mu, NULL);
+        pthread_cond_init(&a.cond, NULL);
+        mx_request_params p = {
+            .prompt = prompt,
+            .n_prompt = 200,
+            .max_tokens = 3,
+            .sampling = mx_sampling_default(),
+            .salt = &salts[round % 2],
+            .wake = on_wake,
+            .wake_arg = &a,
+        };
+        rig_must(mx_request_create(&a.request, g.engine, &p, &eb), &eb, "create");
+        rig_must(mx_engine_submit(g.engine, a.request, &eb), &eb, "submit");
+        answer got;
+        await(&a, &got);
+        assert_int_equal(got.stats.cache_mode, round < 2 ? MX_MODE_COLD : MX_MODE_WARM_PREFIX);
+        answer_free(&got);
+    }
+    rig_close(&g);
+}
+
+/* A NaN in the embedding of token 200: requests with it fail, others in the same batch do not. */
+static void non_finite_ends_one_request(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    rig g;
+    rig_open(&g, &spec, 2, 0);
+    mx_model_destroy(g.model);
+    mx_errbuf eb = {{0}};
+    mx_gguf *file;
+    rig_must(mx_gguf_open(&file, g.model_path, &eb), &eb, "gguf");
+    size_t n_bytes;
+    const uint8_t *base = mx_gguf_bytes(file, &n_bytes);
+    const mx_gguf_tensor *t = mx_gguf_find_tensor(file, "token_embd.weight");
+    long offset = (long)(t->data - base) + 200 * (long)spec.n_embd * 4;
+    mx_gguf_close(file);
+    FILE *f = fopen(g.model_path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, offset, SEEK_SET), 0);
+    assert_int_equal(fwrite("\0\0\xc0\x7f", 1, 4, f), 4);
+    assert_int_equal(fclose(f), 0);
+    mx_model_options opt = {.path = g.model_path, .max_batch_rows = 528, .max_logit_rows = 16,
+                            .cpu_level = mx_cpu_best()};
+    rig_must(mx_model_load(&g.model, &opt, g.pool, &eb), &eb, "model");
+    rig_start(&g);
+    int32_t good[100], bad[100];
+    for (int i = 0; i < 100; i++) {
+        good[i] = i;
+        bad[i] = i == 90 ? 200 : i + 1;
+    }
+    question qg = {.prompt = good, .n_prompt = 100, .max_tokens = 10};
+    question qb = {.prompt = bad, .n_prompt = 100, .max_tokens = 10};
+    asking ag, ab;
+    ask(&g, &ab, &qb);
+    ask(&g, &ag, &qg);
+    answer got;
+    await(&ab, &got);
+    assert_int_equal(got.finish, MX_FINISH_ERROR);
+    assert_int_equal(got.error, MX_E_NONFINITE);
+    assert_true(strlen(got.error_text) > 0);
+    answer_free(&got);
+    await(&ag, &got);
+    assert_int_not_equal(got.finish, MX_FINISH_ERROR);
+    answer_free(&got);
+    ask_and_wait(&g, &qb, &got); /* nothing of it was kept */
+    assert_int_equal(got.stats.n_ram, 0);
+    answer_free(&got);
+    rig_close(&g);
+}
+
+static void full_queue_is_refused(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    g.cfg.max_running = 1;
+    g.cfg.max_queued = 2;
+    rig_start(&g);
+    int32_t prompt[50];
+    random_prompt(prompt, 50, 1);
+    question q = {.prompt = prompt, .n_prompt = 50, .max_tokens = 400};
+    asking a[8];
+    size_t n = 0;
+    mx_errbuf eb;
+    mx_err err = MX_OK;
+    while (n < 8 && err == MX_OK) {
+        err = try_ask(&g, &a[n], &q, &eb);
+        n += err == MX_OK;
+    }
+    assert_int_equal(err, MX_E_FULL);
+    assert_non_null(strstr(eb.text, "--max-queued"));
+    assert_true(n >= 2 && n < 8);
+    for (size_t i = 0; i < n; i++) {
+        answer got;
+        await(&a[i], &got);
+        assert_int_equal(got.finish, MX_FINISH_LENGTH);
+        answer_free(&got);
+    }
+    rig_close(&g);
+}
+
+static void stopping_ends_everything(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    for (int drain = 0; drain < 2; drain++) {
+        rig g;
+        rig_open(&g, &spec, 2, 0);
+        g.cfg.cold_mode = MX_COLD_ON;
+        g.cfg.max_running = 2;
+        rig_start(&g);
+        int32_t prompt[100];
+        random_prompt(prompt, 100, 1);
+        question q = {.prompt = prompt, .n_prompt = 100, .max_tokens = 300};
+        asking a[4];
+        for (size_t i = 0; i < 4; i++) {
+            ask(&g, &a[i], &q);
+        }
+        usleep(10000);
+        mx_engine_stop(g.engine, drain ? 60 * 1000000 : 0, 10 * 1000000);
+        for (size_t i = 0; i < 4; i++) {
+            mx_output o = {0};
+            mx_request_cancel(a[i].request); /* too late, and harmless */
+            mx_request_read(a[i].request, &o);
+            assert_int_not_equal(o.finish, MX_FINISH_NONE);
+            if (drain) {
+                assert_int_equal(o.finish, MX_FINISH_LENGTH);
+            }
+            mx_output_free(&o);
+            mx_request_unref(a[i].request);
+        }
+        mx_engine_destroy(g.engine);
+        g.engine = NULL;
+        rig_close(&g);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(limits_are_refused_with_numbers),
+        cmocka_unit_test(context_end_is_a_length_finish),
+        cmocka_unit_test(stop_string_ends_the_answer),
+        cmocka_unit_test(policies_store_what_they_say),
+        cmocka_unit_test(salts_isolate),
+        cmocka_unit_test(non_finite_ends_one_request),
+        cmocka_unit_test(full_queue_is_refused),
+        cmocka_unit_test(stopping_ends_everything),
+    };
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}
