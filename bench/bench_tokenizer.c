@@ -3,8 +3,8 @@
  *
  * How fast text becomes tokens: `bench_tokenizer MODEL.gguf [TEXT-FILE] [MEGABYTES]`.
  *
- * Prose and code first (best of five; from the file when one is given), then texts that are made to be
- * slow, once each, at two sizes: a linear tokeniser takes the same time per byte for both.
+ * Prose and code first (best of five; from the file when one is given), then texts that are made to
+ * be slow, once each, at two sizes: a linear tokeniser takes the same time per byte for both.
  */
 #include "base/buf.h"
 #include "base/clock.h"

@@ -4,12 +4,12 @@
  *
  * The header is copied out of the mapping before it is parsed: metadata views (the vocabulary, the
  * chat template) stay sound whatever happens to the file, and a file rewritten between two reads
- * cannot show the parser two different counts. Only tensor data is read from the mapping; for that,
- * mx_gguf_guard turns SIGBUS into an error.
+ * cannot show the parser two different counts. Only tensor data is read from the mapping; for
+ * that, mx_gguf_guard turns SIGBUS into an error.
  *
- * SIGBUS cannot be avoided by checking the size first, because the file can shrink at any moment, so
- * a handler jumps out of the guarded function when the fault lies inside the guarded mapping, on the
- * thread that is guarded. Any other fault goes to the handler that was there before.
+ * SIGBUS cannot be avoided by checking the size first, because the file can shrink at any moment,
+ * so a handler jumps out of the guarded function when the fault lies inside the guarded mapping,
+ * on the thread that is guarded. Any other fault goes to the handler that was there before.
  */
 #include "gguf/gguf.h"
 
@@ -26,7 +26,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- guard ------------------------------------------------------------------------------------ */
+/* ---- guard ----------------------------------------------------------------------------------- */
 
 typedef struct guard_frame {
     sigjmp_buf jump;
@@ -37,7 +37,7 @@ typedef struct guard_frame {
 static _Thread_local guard_frame *volatile active_guard;
 static _Thread_local volatile sig_atomic_t in_foreign_fault;
 static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct sigaction previous_action; /* written under install_lock, before our handler is in force */
+static struct sigaction previous_action; /* written before our handler is in force */
 
 /* The default action ends the process: when the handler returns, the faulting instruction runs
  * again, and a signal that was sent is sent again. */
@@ -105,8 +105,8 @@ static mx_err check_unchanged(const mx_gguf *g, mx_errbuf *eb)
     if ((uint64_t)st.st_size != g->n_bytes || st.st_mtim.tv_sec != g->mtime.tv_sec ||
         st.st_mtim.tv_nsec != g->mtime.tv_nsec)
     {
-        return mx_fail(eb, MX_E_IO, "the model file changed while it was being read: start again when "
-                       "it is complete");
+        return mx_fail(eb, MX_E_IO, "the model file changed while it was being read: start again "
+                       "when it is complete");
     }
     return MX_OK;
 }
@@ -129,8 +129,8 @@ mx_err mx_gguf_guard(const mx_gguf *g, mx_err (*fn)(void *arg, mx_errbuf *eb), v
     frame.end = g->bytes + g->n_bytes;
     if (sigsetjmp(frame.jump, 1) != 0) {
         active_guard = NULL;
-        return mx_fail(eb, MX_E_IO, "the model file was cut short or cannot be read (%zu bytes when it "
-                       "was opened): start again when it is complete", g->n_bytes);
+        return mx_fail(eb, MX_E_IO, "the model file was cut short or cannot be read (%zu bytes "
+                       "when it was opened): start again when it is complete", g->n_bytes);
     }
     active_guard = &frame;
     in_foreign_fault = 0; /* a foreign handler that jumped out has left it set */
@@ -142,7 +142,7 @@ mx_err mx_gguf_guard(const mx_gguf *g, mx_err (*fn)(void *arg, mx_errbuf *eb), v
     return e == MX_OK ? check_unchanged(g, eb) : e;
 }
 
-/* ---- open and close --------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 typedef struct header_job {
     const mx_gguf *g;
@@ -166,7 +166,8 @@ static mx_err copy_header(mx_gguf *g, mx_errbuf *eb)
     MX_TRY(mx_gguf_guard(g, header_step, &job, eb));
     g->header_copy = mx_alloc(job.n_header);
     if (g->header_copy == NULL) {
-        return mx_fail(eb, MX_E_NOMEM, "not enough memory for the header (%zu bytes)", job.n_header);
+        return mx_fail(eb, MX_E_NOMEM, "not enough memory for the header (%zu bytes)",
+                       job.n_header);
     }
     job.copy = g->header_copy;
     MX_TRY(mx_gguf_guard(g, header_step, &job, eb));
@@ -181,7 +182,8 @@ static mx_err map_file(mx_gguf *g, const char *path, mx_errbuf *eb)
     /* O_NONBLOCK: a FIFO given by mistake is refused below instead of waited for. */
     g->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (g->fd < 0) {
-        return mx_fail_errno(eb, errno == ENOENT ? MX_E_NOT_FOUND : MX_E_IO, errno, "cannot open it");
+        return mx_fail_errno(eb, errno == ENOENT ? MX_E_NOT_FOUND : MX_E_IO, errno,
+                             "cannot open it");
     }
     if (fstat(g->fd, &st) != 0) {
         return mx_fail_errno(eb, MX_E_IO, errno, "cannot examine it");
@@ -275,7 +277,7 @@ void mx_gguf_close(mx_gguf *g)
     mx_free(g);
 }
 
-/* ---- plain views ------------------------------------------------------------------------------ */
+/* ---- plain views ----------------------------------------------------------------------------- */
 
 const uint8_t *mx_gguf_bytes(const mx_gguf *g, size_t *n)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Typed reading of metadata. Files write the same key as u32, u64 or i32, so integers are read at any
- * width and then checked for range; all other types must be what the caller asks for.
+ * Typed reading of metadata. Files write the same key as u32, u64 or i32, so integers are read at
+ * any width and then checked for range; all other types must be what the caller asks for.
  */
 #include "gguf/gguf_file.h"
 
@@ -63,7 +63,7 @@ static number number_at(const gguf_kv *kv, size_t i)
     }
 }
 
-/* ---- errors ----------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static mx_err absent(const char *key, mx_errbuf *eb)
 {
@@ -82,7 +82,7 @@ static mx_err out_of_range(const char *key, const char *wanted, mx_errbuf *eb)
                    wanted);
 }
 
-/* ---- conversions ------------------------------------------------------------------------------ */
+/* ---- conversions ----------------------------------------------------------------------------- */
 
 static mx_err find_scalar(const mx_gguf *g, const char *key, const char *wanted, const gguf_kv **kv,
                           mx_errbuf *eb)
@@ -186,7 +186,7 @@ mx_err mx_gguf_get_str(const mx_gguf *g, const char *key, mx_str *out, mx_errbuf
     return MX_OK;
 }
 
-/* ---- arrays ----------------------------------------------------------------------------------- */
+/* ---- arrays ---------------------------------------------------------------------------------- */
 
 mx_err mx_gguf_array_count(const mx_gguf *g, const char *key, size_t *n, mx_errbuf *eb)
 {
@@ -205,8 +205,8 @@ mx_err mx_gguf_array_u64(const mx_gguf *g, const char *key, size_t i, uint64_t *
         return absent(key, eb);
     }
     if (i >= kv->count) {
-        return mx_fail(eb, MX_E_FORMAT, "key \"%s\" has %llu values where at least %zu are expected",
-                       key, (unsigned long long)kv->count, i + 1);
+        return mx_fail(eb, MX_E_FORMAT, "key \"%s\" has %llu values where at least %zu are "
+                       "expected", key, (unsigned long long)kv->count, i + 1);
     }
     return to_u64(kv, key, i, out, eb);
 }

@@ -2,11 +2,12 @@
  *
  * Reads the header of a GGUF file: metadata entries, then tensor descriptions.
  *
- *   magic version n_tensors n_kv | n_kv x (key type value) | n_tensors x (name dims type offset) | pad | data
+ *   magic version n_tensors n_kv | n_kv x (key type value)
+ *   | n_tensors x (name dims type offset) | padding | data
  *
- * Nothing in it is believed. A count is compared with the bytes that remain, at the smallest size its
- * items can have, before memory is taken for it; a string length before the string is touched. Names
- * are found through a hash table, so a file with many entries costs linear time.
+ * Nothing in it is believed. A count is compared with the bytes that remain, at the smallest size
+ * its items can have, before memory is taken for it; a string length before the string is touched.
+ * Names are found through a hash table, so a file with many entries costs linear time.
  *
  * Tensors may stand anywhere in the data section as long as they are aligned, inside the file and
  * apart from each other. That is less than what some readers ask for (offsets that are the running
@@ -21,7 +22,7 @@
 #include <stdlib.h>
 
 enum {
-    MAX_ENTRIES = 1 << 16,  /* keys, and tensors: real files have hundreds, large MoE files a few thousand */
+    MAX_ENTRIES = 1 << 16,  /* of keys, and of tensors: real files have at most a few thousand */
     MAX_NAME_BYTES = 63,    /* of a tensor; other readers hold names in 64 bytes with a NUL */
     MIN_KV_BYTES = 8 + 1 + 4 + 1,
     MIN_TENSOR_BYTES = 8 + 4 + 4 + 8,
@@ -69,7 +70,7 @@ bool gguf_skip_values(gguf_cursor *c, uint32_t type, uint64_t count)
         c->at += count * each;
         return true;
     }
-    /* Strings: each takes at least the 8 bytes of its length, so a false count ends the loop soon. */
+    /* Strings: each takes at least 8 bytes, so a false count ends the loop soon. */
     for (uint64_t i = 0; i < count; i++) {
         mx_str s;
         if (!gguf_read_str(c, &s)) {
@@ -86,7 +87,7 @@ static mx_err cut_short(mx_errbuf *eb, const char *what, uint64_t i)
                    "download it again", what, (unsigned long long)i);
 }
 
-/* ---- the fixed beginning ---------------------------------------------------------------------- */
+/* ---- the fixed beginning --------------------------------------------------------------------- */
 
 static mx_err check_magic(gguf_cursor *c, mx_errbuf *eb)
 {
@@ -100,8 +101,8 @@ static mx_err check_magic(gguf_cursor *c, mx_errbuf *eb)
             return mx_fail(eb, MX_E_FORMAT, "not a GGUF file but a Git LFS pointer: fetch the real "
                            "file with `git lfs pull`");
         }
-        return mx_fail(eb, MX_E_FORMAT, "not a GGUF file: it begins with %02X %02X %02X %02X instead "
-                       "of 47 47 55 46", p[0], p[1], p[2], p[3]);
+        return mx_fail(eb, MX_E_FORMAT, "not a GGUF file: it begins with %02X %02X %02X %02X "
+                       "instead of 47 47 55 46", p[0], p[1], p[2], p[3]);
     }
     c->at += 4;
     if (!gguf_read_u32(c, &version)) {
@@ -112,8 +113,8 @@ static mx_err check_magic(gguf_cursor *c, mx_errbuf *eb)
                        "little-endian");
     }
     if (version != 2 && version != 3) {
-        return mx_fail(eb, MX_E_UNSUPPORTED, "GGUF version %u is not supported (2 and 3 are): convert "
-                       "the model again with a current tool", version);
+        return mx_fail(eb, MX_E_UNSUPPORTED, "GGUF version %u is not supported (2 and 3 are): "
+                       "convert the model again with a current tool", version);
     }
     return MX_OK;
 }
@@ -125,20 +126,20 @@ static mx_err read_counts(gguf_cursor *c, uint64_t *n_tensors, uint64_t *n_kvs, 
         return cut_short(eb, "field", 1);
     }
     if (*n_tensors > MAX_ENTRIES || *n_kvs > MAX_ENTRIES) {
-        return mx_fail(eb, MX_E_LIMIT, "the file claims %llu tensors and %llu keys; at most %d of each "
-                       "are read", (unsigned long long)*n_tensors, (unsigned long long)*n_kvs,
+        return mx_fail(eb, MX_E_LIMIT, "the file claims %llu tensors and %llu keys; at most %d of "
+                       "each are read", (unsigned long long)*n_tensors, (unsigned long long)*n_kvs,
                        (int)MAX_ENTRIES);
     }
     /* Both are small now: the sums cannot overflow. */
     if (*n_kvs * MIN_KV_BYTES + *n_tensors * MIN_TENSOR_BYTES > gguf_left(c)) {
-        return mx_fail(eb, MX_E_FORMAT, "the file claims %llu tensors and %llu keys but has only %zu "
-                       "bytes left for them: it is truncated or damaged",
+        return mx_fail(eb, MX_E_FORMAT, "the file claims %llu tensors and %llu keys but has only "
+                       "%zu bytes left for them: it is truncated or damaged",
                        (unsigned long long)*n_tensors, (unsigned long long)*n_kvs, gguf_left(c));
     }
     return MX_OK;
 }
 
-/* ---- entries ---------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 static mx_err read_kv(gguf_cursor *c, uint64_t i, gguf_kv *kv, mx_errbuf *eb)
 {
@@ -161,13 +162,13 @@ static mx_err read_kv(gguf_cursor *c, uint64_t i, gguf_kv *kv, mx_errbuf *eb)
         }
     }
     if (kv->type >= GGUF_TYPE_COUNT) {
-        return mx_fail(eb, MX_E_FORMAT, "key \"%s\" has the unknown value type %u", show(&s, kv->key),
-                       kv->type);
+        return mx_fail(eb, MX_E_FORMAT, "key \"%s\" has the unknown value type %u",
+                       show(&s, kv->key), kv->type);
     }
     kv->data = c->at;
     if (!gguf_skip_values(c, kv->type, kv->count)) {
-        return mx_fail(eb, MX_E_FORMAT, "key \"%s\" does not fit into the file (%llu values of type "
-                       "%s, %zu bytes left): it is truncated or damaged", show(&s, kv->key),
+        return mx_fail(eb, MX_E_FORMAT, "key \"%s\" does not fit into the file (%llu values of "
+                       "type %s, %zu bytes left): it is truncated or damaged", show(&s, kv->key),
                        (unsigned long long)kv->count, gguf_type_name(kv->type),
                        (size_t)(c->end - kv->data));
     }
@@ -180,7 +181,8 @@ static mx_err refuse_type(uint32_t type, mx_str name, mx_errbuf *eb)
     safe_name s;
     const char *foreign = mx_qtype_foreign_name(type);
     if (foreign == NULL) {
-        return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\" has the unknown type %u", show(&s, name), type);
+        return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\" has the unknown type %u", show(&s, name),
+                       type);
     }
     return mx_fail(eb, MX_E_UNSUPPORTED, "tensor \"%s\" is stored as %s, which is not supported; "
                    "supported are %s", show(&s, name), foreign, mx_qtype_list());
@@ -207,8 +209,8 @@ static mx_err read_tensor(gguf_cursor *c, uint64_t i, mx_gguf_tensor *t, uint64_
         return cut_short(eb, "tensor", i);
     }
     if (t->name.len == 0 || t->name.len > MAX_NAME_BYTES) {
-        return mx_fail(eb, MX_E_FORMAT, "the name of tensor %llu has %zu bytes; 1 to %d are allowed",
-                       (unsigned long long)i, t->name.len, (int)MAX_NAME_BYTES);
+        return mx_fail(eb, MX_E_FORMAT, "the name of tensor %llu has %zu bytes; 1 to %d are "
+                       "allowed", (unsigned long long)i, t->name.len, (int)MAX_NAME_BYTES);
     }
     if (t->n_dims > MX_GGUF_MAX_DIMS) {
         return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\" has %u dimensions; at most %d are allowed",
@@ -229,8 +231,8 @@ static mx_err read_tensor(gguf_cursor *c, uint64_t i, mx_gguf_tensor *t, uint64_
         return refuse_type(type, t->name, eb);
     }
     if (t->ne[0] % t->type->block_elems != 0) {
-        return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\": a row of %llu elements is no whole number of "
-                       "%s blocks of %u", show(&s, t->name), (unsigned long long)t->ne[0],
+        return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\": a row of %llu elements is no whole number "
+                       "of %s blocks of %u", show(&s, t->name), (unsigned long long)t->ne[0],
                        t->type->name, t->type->block_elems);
     }
     if (!tensor_bytes(t, &t->n_bytes)) {
@@ -258,7 +260,7 @@ mx_err gguf_measure_header(const mx_gguf *g, size_t *n_header, mx_errbuf *eb)
     return MX_OK;
 }
 
-/* ---- the index -------------------------------------------------------------------------------- */
+/* ---- the index ------------------------------------------------------------------------------- */
 
 static uint64_t hash_name(mx_str s)
 {
@@ -318,7 +320,7 @@ const mx_gguf_tensor *mx_gguf_find_tensor(const mx_gguf *g, const char *name)
     return slot != 0 ? &g->tensors[slot - 1] : NULL;
 }
 
-/* ---- the data section ------------------------------------------------------------------------- */
+/* ---- the data section ------------------------------------------------------------------------ */
 
 static int by_address(const void *a, const void *b)
 {
@@ -386,15 +388,15 @@ static mx_err place_tensors(mx_gguf *g, mx_errbuf *eb)
         uint64_t offset = g->offsets[i];
         safe_name s;
         if (offset % alignment != 0) {
-            return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\" starts at %llu, which is no multiple of %llu",
-                           show(&s, t->name), (unsigned long long)offset,
+            return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\" starts at %llu, which is no multiple "
+                           "of %llu", show(&s, t->name), (unsigned long long)offset,
                            (unsigned long long)alignment);
         }
         if (offset > room || t->n_bytes > room - offset) {
-            return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\" lies beyond the end of the file (%zu bytes at "
-                           "%llu of %llu): the file is truncated or damaged, download it again",
-                           show(&s, t->name), t->n_bytes, (unsigned long long)offset,
-                           (unsigned long long)room);
+            return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\" lies beyond the end of the file (%zu "
+                           "bytes at %llu of %llu): the file is truncated or damaged, "
+                           "download it again", show(&s, t->name), t->n_bytes,
+                           (unsigned long long)offset, (unsigned long long)room);
         }
         t->data = g->bytes + start + offset;
     }
@@ -409,14 +411,14 @@ static mx_err refuse_split(const mx_gguf *g, mx_errbuf *eb)
     }
     MX_TRY(mx_gguf_get_u64(g, "split.count", &count, eb));
     if (count > 1) {
-        return mx_fail(eb, MX_E_UNSUPPORTED, "this is one part of a model split into %llu files, which "
-                       "is not supported: merge the parts into one file first",
+        return mx_fail(eb, MX_E_UNSUPPORTED, "this is one part of a model split into %llu files, "
+                       "which is not supported: merge the parts into one file first",
                        (unsigned long long)count);
     }
     return MX_OK;
 }
 
-/* ---- all of it -------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static mx_err parse_kvs(mx_gguf *g, gguf_cursor *c, size_t n, mx_errbuf *eb)
 {

@@ -41,7 +41,8 @@ static mx_err count_of(const mx_gguf *g, const char *key, size_t max, size_t *n,
     }
     MX_TRY(mx_gguf_array_count(g, key, n, eb));
     if (*n > max) {
-        return mx_fail(eb, MX_E_LIMIT, "key \"%s\" has %zu entries; at most %zu are read", key, *n, max);
+        return mx_fail(eb, MX_E_LIMIT, "key \"%s\" has %zu entries; at most %zu are read", key, *n,
+                       max);
     }
     return MX_OK;
 }
@@ -54,7 +55,8 @@ static mx_err allocate(size_t n_tokens, size_t n_merges, bool has_types, bool ha
                    n_tokens * (sizeof(int32_t) + sizeof(float));
     vocab_memory *m = mx_calloc(1, bytes);
     if (m == NULL) {
-        return mx_fail(eb, MX_E_NOMEM, "not enough memory for a vocabulary of %zu tokens", n_tokens);
+        return mx_fail(eb, MX_E_NOMEM, "not enough memory for a vocabulary of %zu tokens",
+                       n_tokens);
     }
     m->tokens = (mx_str *)(m + 1);
     m->merges = m->tokens + n_tokens;
@@ -89,7 +91,8 @@ static mx_err read_arrays(const mx_gguf *g, mx_vocab_desc *d, vocab_memory *m, m
     return MX_OK;
 }
 
-static mx_err read_id(const mx_gguf *g, const char *key, size_t n_tokens, int32_t *id, mx_errbuf *eb)
+static mx_err read_id(const mx_gguf *g, const char *key, size_t n_tokens, int32_t *id,
+                      mx_errbuf *eb)
 {
     int64_t v;
     *id = -1;
@@ -127,9 +130,12 @@ static mx_err read_scalars(const mx_gguf *g, mx_vocab_desc *d, mx_errbuf *eb)
         const char *key;
         int32_t *id;
     } ids[] = {
-        {"tokenizer.ggml.bos_token_id", &d->bos_id},     {"tokenizer.ggml.eos_token_id", &d->eos_id},
-        {"tokenizer.ggml.eot_token_id", &d->eot_id},     {"tokenizer.ggml.eom_token_id", &d->eom_id},
-        {"tokenizer.ggml.unknown_token_id", &d->unk_id}, {"tokenizer.ggml.padding_token_id", &d->pad_id},
+        {"tokenizer.ggml.bos_token_id", &d->bos_id},
+        {"tokenizer.ggml.eos_token_id", &d->eos_id},
+        {"tokenizer.ggml.eot_token_id", &d->eot_id},
+        {"tokenizer.ggml.eom_token_id", &d->eom_id},
+        {"tokenizer.ggml.unknown_token_id", &d->unk_id},
+        {"tokenizer.ggml.padding_token_id", &d->pad_id},
     };
     for (size_t i = 0; i < MX_COUNT(ids); i++) {
         MX_TRY(read_id(g, ids[i].key, d->n_tokens, ids[i].id, eb));
@@ -139,14 +145,15 @@ static mx_err read_scalars(const mx_gguf *g, mx_vocab_desc *d, mx_errbuf *eb)
     return read_switch(g, "tokenizer.ggml.add_space_prefix", &d->add_space_prefix, eb);
 }
 
-mx_err mx_vocab_from_gguf(const mx_gguf *g, mx_vocab_desc *out, void **memory_to_free, mx_errbuf *eb)
+mx_err mx_vocab_from_gguf(const mx_gguf *g, mx_vocab_desc *out, void **memory_to_free,
+                          mx_errbuf *eb)
 {
     vocab_memory *m = NULL;
     *memory_to_free = NULL;
     *out = (mx_vocab_desc){0};
     if (!mx_gguf_has(g, "tokenizer.ggml.model") || !mx_gguf_has(g, "tokenizer.ggml.tokens")) {
-        return mx_fail(eb, MX_E_NOT_FOUND, "the model file has no vocabulary (tokenizer.ggml.model and "
-                       "tokenizer.ggml.tokens)");
+        return mx_fail(eb, MX_E_NOT_FOUND, "the model file has no vocabulary (tokenizer.ggml.model "
+                       "and tokenizer.ggml.tokens)");
     }
     MX_TRY(count_of(g, "tokenizer.ggml.tokens", MAX_TOKENS, &out->n_tokens, eb));
     MX_TRY(count_of(g, "tokenizer.ggml.merges", MAX_MERGES, &out->n_merges, eb));

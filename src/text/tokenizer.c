@@ -31,8 +31,9 @@ static mx_err fill(mx_tokenizer *t, const mx_vocab_desc *d, mx_errbuf *eb)
     } else if (d->model != NULL && strcmp(d->model, "llama") == 0) {
         t->model = TOK_SPM;
     } else {
-        return mx_fail(eb, MX_E_UNSUPPORTED, "the tokeniser model \"%.60s\" is not supported; supported "
-                       "are gpt2 (byte-level BPE) and llama (SPM)", d->model ? d->model : "");
+        return mx_fail(eb, MX_E_UNSUPPORTED, "the tokeniser model \"%.60s\" is not supported; "
+                       "supported are gpt2 (byte-level BPE) and llama (SPM)",
+                       d->model != NULL ? d->model : "");
     }
     MX_TRY(tok_vocab_fill(t, d, eb));
     MX_TRY(tok_merges_fill(t, d, eb));

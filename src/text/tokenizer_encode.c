@@ -21,7 +21,7 @@ typedef struct encode_job {
     mx_buf fragment;    /* SPM: a fragment with its blank in front and U+2581 replaced */
 } encode_job;
 
-/* ---- clean text ------------------------------------------------------------------------------- */
+/* ---- clean text ------------------------------------------------------------------------------ */
 
 /* Text and spans as they are used: the caller's, or copies with U+FFFD for what was ill-formed. */
 typedef struct clean_text {
@@ -33,7 +33,8 @@ typedef struct clean_text {
 } clean_text;
 
 /* A border inside a sequence moves in front of it. Borders come in ascending order. */
-static mx_err clean(clean_text *c, const char *text, size_t len, const mx_span *spans, size_t n_spans)
+static mx_err clean(clean_text *c, const char *text, size_t len, const mx_span *spans,
+                    size_t n_spans)
 {
     *c = (clean_text){.text = {text, len}, .spans = spans, .n_spans = n_spans};
     if (mx_utf8_valid(text, len)) {
@@ -73,7 +74,7 @@ static void clean_free(clean_text *c)
     mx_free(c->span_copy);
 }
 
-/* ---- fragments -------------------------------------------------------------------------------- */
+/* ---- fragments ------------------------------------------------------------------------------- */
 
 static mx_err on_word(void *arg, const char *word, size_t n)
 {
@@ -123,11 +124,12 @@ static mx_err encode_fragment(encode_job *job, mx_str f)
     return tok_pre_split(&job->t->pre, job->match, f.ptr, f.len, on_word, job);
 }
 
-/* ---- special tokens --------------------------------------------------------------------------- */
+/* ---- special tokens -------------------------------------------------------------------------- */
 
 /* The first special in [lo, hi) whose byte number `depth` is at least `byte`; all of them agree in
  * the bytes before, and those that end there stand first. */
-static uint32_t lower_bound(const mx_tokenizer *t, uint32_t lo, uint32_t hi, size_t depth, unsigned byte)
+static uint32_t lower_bound(const mx_tokenizer *t, uint32_t lo, uint32_t hi, size_t depth,
+                            unsigned byte)
 {
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
@@ -141,8 +143,8 @@ static uint32_t lower_bound(const mx_tokenizer *t, uint32_t lo, uint32_t hi, siz
     return lo;
 }
 
-/* The longest special token at text[at..], of which control tokens must end by markup_end. Returns its
- * id or TOK_NONE. */
+/* The longest special token at text[at..], of which control tokens must end by markup_end. Returns
+ * its id or TOK_NONE. */
 static uint32_t find_special(const mx_tokenizer *t, mx_str text, size_t at, size_t markup_end)
 {
     unsigned byte = (uint8_t)text.ptr[at];
@@ -209,7 +211,7 @@ static mx_err encode_clean(encode_job *job, const clean_text *c)
     return encode_fragment(job, (mx_str){c->text.ptr + begin, c->text.len - begin});
 }
 
-/* ---- all of it -------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static mx_err encode_text(encode_job *job, const char *text, size_t len, const mx_span *markup,
                           size_t n_spans)

@@ -17,7 +17,7 @@
 
 typedef enum tok_model { TOK_BPE, TOK_SPM } tok_model;
 
-/* ---- pre-tokeniser ---------------------------------------------------------------------------- */
+/* ---- pre-tokeniser --------------------------------------------------------------------------- */
 
 enum { TOK_MAX_PASSES = 6 };
 
@@ -34,14 +34,14 @@ mx_err tok_pre_create(tok_pre *p, const char *name, mx_errbuf *eb);
 void tok_pre_destroy(tok_pre *p);
 
 typedef mx_err (*tok_word_fn)(void *arg, const char *word, size_t n);
-/* Calls fn for each word of well-formed UTF-8, left to right; together they are the text. match_data
- * comes from tok_pre_match_create. */
+/* Calls fn for each word of well-formed UTF-8, left to right; together they are the text.
+ * match_data comes from tok_pre_match_create. */
 mx_err tok_pre_split(const tok_pre *p, void *match_data, const char *text, size_t n, tok_word_fn fn,
                      void *arg);
 void *tok_pre_match_create(void); /* NULL = no memory */
 void tok_pre_match_destroy(void *match_data);
 
-/* ---- vocabulary ------------------------------------------------------------------------------- */
+/* ---- vocabulary ------------------------------------------------------------------------------ */
 
 /* Byte strings to ids; slots hold id + 1. */
 typedef struct tok_hash {
@@ -99,7 +99,7 @@ MX_INLINE mx_str tok_piece(const mx_tokenizer *t, uint32_t id)
 /* The text by which a special token is found in raw text. */
 MX_INLINE mx_str tok_special_text(const mx_tokenizer *t, uint32_t id)
 {
-    /* In SPM vocabularies U+2581 stands for a blank in user-defined tokens, too: the piece has it. */
+    /* In SPM vocabularies U+2581 is a blank in user-defined tokens, too: the piece has it. */
     bool by_piece = t->model == TOK_SPM && t->types[id] == MX_TOKEN_USER_DEFINED;
     return by_piece ? tok_piece(t, id) : tok_text(t, id);
 }
@@ -121,7 +121,7 @@ uint32_t tok_find_word(const mx_tokenizer *t, const char *p, size_t n);
  * the bytes written; *is_pure is false when a character stands for no byte (it is copied then). */
 size_t tok_unprintable(mx_str s, char *out, bool *is_pure);
 
-/* ---- merging ---------------------------------------------------------------------------------- */
+/* ---- merging --------------------------------------------------------------------------------- */
 
 enum { TOK_BLOCK = 16, TOK_INLINE_WORD = 64 };
 
@@ -130,7 +130,7 @@ typedef struct tok_scratch {
     uint32_t *id;    /* [cap] symbol that starts at a byte */
     uint32_t *len;   /* [cap] bytes of the symbol, at its first and at its last byte */
     uint32_t *rank;  /* [cap] of merging the symbol with the next one; TOK_NONE elsewhere */
-    uint32_t *tree;  /* [2 * cap / TOK_BLOCK] minima over blocks of ranks, for more than one block */
+    uint32_t *tree;  /* [2 * cap / TOK_BLOCK] minima over blocks of ranks */
     uint32_t *heap_memory; /* NULL while the arrays are the inline ones */
     size_t cap;
     uint32_t inline_memory[3 * TOK_INLINE_WORD + 2 * TOK_INLINE_WORD / TOK_BLOCK];

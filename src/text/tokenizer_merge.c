@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The merge loop of both models: of all neighbours that may merge, the pair of the lowest rank does,
- * leftmost first, until none may.
+ * The merge loop of both models: of all neighbours that may merge, the pair of the lowest rank
+ * does, leftmost first, until none may.
  *
  * Symbols live in arrays indexed by the byte at which they start:
  *
@@ -10,11 +10,12 @@
  *
  * Most words have a few bytes: the lowest rank is found by scanning. A long one (a text of one
  * letter, a page without blanks) must not cost its length squared: it gets a tree of minima over
- * blocks of 16 ranks, and each merge repairs one or two blocks and their paths. A priority queue would
- * do as well, but takes several times the memory (12.5 bytes per byte here) and keeps stale entries.
+ * blocks of 16 ranks, and each merge repairs one or two blocks and their paths. A priority queue
+ * would do as well, but takes several times the memory (12.5 bytes per byte here) and keeps stale
+ * entries.
  *
- * An SPM fragment is a whole text. Where two bytes meet that stand side by side in no token, nothing
- * can ever merge across, so the text is cut there: in practice, in front of every blank.
+ * An SPM fragment is a whole text. Where two bytes meet that stand side by side in no token,
+ * nothing can ever merge across, so the text is cut there: in practice, in front of every blank.
  */
 #include "text/tokenizer_impl.h"
 
@@ -74,7 +75,7 @@ static mx_err reserve(tok_scratch *s, size_t n)
     return MX_OK;
 }
 
-/* ---- what may merge --------------------------------------------------------------------------- */
+/* ---- what may merge -------------------------------------------------------------------------- */
 
 static uint32_t find_pair(const mx_tokenizer *t, uint32_t left, uint32_t right)
 {
@@ -109,7 +110,7 @@ static uint32_t merge_result(const mx_tokenizer *t, const char *word, size_t at,
     return t->model == TOK_BPE ? t->merged[rank] : tok_find_word(t, word + at, len);
 }
 
-/* ---- the lowest rank -------------------------------------------------------------------------- */
+/* ---- the lowest rank ------------------------------------------------------------------------- */
 
 static uint32_t block_minimum(const uint32_t *rank)
 {
@@ -169,7 +170,7 @@ static size_t find_lowest(const tok_scratch *s, size_t leaves, size_t n)
     return best;
 }
 
-/* ---- the loop --------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static void first_symbols(const mx_tokenizer *t, tok_scratch *s, const char *word, size_t n)
 {

@@ -2,17 +2,17 @@
  *
  * Splits text into words before any merging, with the patterns that models were trained with.
  *
- * A pre-tokeniser is one to six patterns (passes): pass n splits every piece that pass n-1 left into
- * its matches and the gaps between them. The patterns are facts about the models; they are written
- * here with explicit classes in three places:
+ * A pre-tokeniser is one to six patterns (passes): pass n splits every piece that pass n-1 left
+ * into its matches and the gaps between them. The patterns are facts about the models; they are
+ * written here with explicit classes in three places:
  *
  *   - white space: PCRE2's \s under UCP also matches U+180E, which no model's own tokeniser does;
- *   - letters, marks and numbers: PCRE2 10.42 knows Unicode 14, so what Unicode 15 added is spelt out;
+ *   - letters, marks, numbers: PCRE2 10.42 knows Unicode 14; what Unicode 15 added is spelt out;
  *   - contractions: (?i) would also match the long s (U+017F) for s and the Kelvin sign for k.
  *
  * Every pattern is linear on hostile text: no match looks further than its own run, and a run that
- * fails one alternative is taken whole by a later one. (`\s+$` alone would be quadratic: it is tried
- * at the beginning of a run only.)
+ * fails one alternative is taken whole by a later one. (`\s+$` alone would be quadratic: it is
+ * tried at the beginning of a run only.)
  *
  * PCRE2 is used without its UTF check: the caller has replaced ill-formed sequences.
  */
@@ -25,18 +25,19 @@
 #include <pcre2.h>
 
 #define WS                                                                                         \
-    "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}"    \
+    "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}"  \
     "\\x{205F}\\x{3000}"
 
 /* Unicode 15.0 and 15.1 minus Unicode 14, computed from UnicodeData.txt (2026-11-29: 4,348 + 622
  * letters, 42 marks, 40 numbers, 23 punctuation characters). */
-#define L                                                                                          \
-    "\\p{L}\\x{1123F}-\\x{11240}\\x{11F02}\\x{11F04}-\\x{11F10}\\x{11F12}-\\x{11F33}\\x{1342F}"      \
-    "\\x{13441}-\\x{13446}\\x{1B132}\\x{1B155}\\x{1DF25}-\\x{1DF2A}\\x{1E030}-\\x{1E06D}"            \
+#define L "\\p{L}" L15
+#define L15                                                                                        \
+    "\\x{1123F}-\\x{11240}\\x{11F02}\\x{11F04}-\\x{11F10}\\x{11F12}-\\x{11F33}\\x{1342F}"          \
+    "\\x{13441}-\\x{13446}\\x{1B132}\\x{1B155}\\x{1DF25}-\\x{1DF2A}\\x{1E030}-\\x{1E06D}"          \
     "\\x{1E4D0}-\\x{1E4EB}\\x{2B739}\\x{2EBF0}-\\x{2EE5D}\\x{31350}-\\x{323AF}"
 #define M                                                                                          \
-    "\\p{M}\\x{0CF3}\\x{0ECE}\\x{10EFD}-\\x{10EFF}\\x{11241}\\x{11F00}-\\x{11F01}\\x{11F03}"         \
-    "\\x{11F34}-\\x{11F3A}\\x{11F3E}-\\x{11F42}\\x{13440}\\x{13447}-\\x{13455}\\x{1E08F}"            \
+    "\\p{M}\\x{0CF3}\\x{0ECE}\\x{10EFD}-\\x{10EFF}\\x{11241}\\x{11F00}-\\x{11F01}\\x{11F03}"       \
+    "\\x{11F34}-\\x{11F3A}\\x{11F3E}-\\x{11F42}\\x{13440}\\x{13447}-\\x{13455}\\x{1E08F}"          \
     "\\x{1E4EC}-\\x{1E4EF}"
 #define N "\\p{N}\\x{11F50}-\\x{11F59}\\x{1D2C0}-\\x{1D2D3}\\x{1E4F0}-\\x{1E4F9}"
 #define P "\\p{P}\\x{11B00}-\\x{11B09}\\x{11F43}-\\x{11F4F}"
@@ -48,16 +49,20 @@
 
 /* The shape shared by the Llama 3 and Qwen families: `letter` is the class of word characters. */
 #define LLAMA_LIKE(letter, numbers)                                                                \
-    ANY_CASE_CONTRACTION "|[^\\r\\n" L N "]?[" letter "]+|" numbers "| ?[^" WS letter N "]+[\\r\\n]*|" SPACES
+    ANY_CASE_CONTRACTION "|[^\\r\\n" L N "]?[" letter "]+|" numbers                                \
+                         "| ?[^" WS letter N "]+[\\r\\n]*|" SPACES
 
 #define GPT2                                                                                       \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?[" L "]+| ?[" N "]+| ?[^" WS L N "]+|[" WS "]+(?![^" WS "])|[" WS "]+"
+    "'s|'t|'re|'ve|'m|'ll|'d| ?[" L "]+| ?[" N "]+| ?[^" WS L N "]+|[" WS "]+(?![^" WS "])|[" WS   \
+    "]+"
 
-/* Words whose case changes once: capitals, then small letters, either of which may be missing. */
-#define UPPER "\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}" M
-#define LOWER "\\p{Ll}\\p{Lm}\\p{Lo}" M
+/* Words whose case changes once: capitals, then small letters, either of which may be missing.
+ * Letters without case are in both classes, and nearly all of Unicode 15's new ones are such. */
+#define UPPER "\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}" L15 M
+#define LOWER "\\p{Ll}\\p{Lm}\\p{Lo}" L15 M
 #define CASED(suffix)                                                                              \
-    "[^\\r\\n" L N "]?[" UPPER "]*[" LOWER "]+" suffix "|[^\\r\\n" L N "]?[" UPPER "]+[" LOWER "]*" suffix
+    "[^\\r\\n" L N "]?[" UPPER "]*[" LOWER "]+" suffix                                             \
+    "|[^\\r\\n" L N "]?[" UPPER "]+[" LOWER "]*" suffix
 
 static const struct {
     const char *name;
@@ -72,13 +77,15 @@ static const struct {
     {"dbrx", false, false, {LLAMA_LIKE(L, "[" N "]{1,3}")}},
     {"deepseek-llm", false, false,
      {"[\\r\\n]", "[" WS "]?\\p{L&}+",
-      "[" WS "]?[!-/:-~\\x{FF01}-\\x{FF0F}\\x{FF1A}-\\x{FF5E}\\x{2018}-\\x{201F}\\x{3000}-\\x{3002}]+",
+      "[" WS "]?[!-/:-~\\x{FF01}-\\x{FF0F}\\x{FF1A}-\\x{FF5E}\\x{2018}-\\x{201F}"
+      "\\x{3000}-\\x{3002}]+",
       "(?<![" WS "])[" WS "]++\\z", CJK_LLM, "[" N "]+"}},
     {"deepseek-coder", false, false,
      {"[\\r\\n]", "[" WS "]?[" L "]+", "[" WS "]?[" P "]+", CJK_LLM, "[" N "]"}},
     {"deepseek-v3", false, false,
      {"[" N "]{1,3}", "[\\x{4E00}-\\x{9FA5}\\x{3040}-\\x{309F}\\x{30A0}-\\x{30FF}]+",
-      "[!-/:-@\\[-`{-~][A-Za-z]+|[^\\r\\n" L P "\\p{S}]?[" L M "]+| ?[" P "\\p{S}]+[\\r\\n]*|" SPACES}},
+      "[!-/:-@\\[-`{-~][A-Za-z]+|[^\\r\\n" L P "\\p{S}]?[" L M "]+| ?[" P "\\p{S}]+[\\r\\n]*|"
+      SPACES}},
     {"tekken", true, true,
      {CASED("") "|[" N "]| ?[^" WS L N "]+[\\r\\n/]*|" SPACES}},
     {"gpt-4o", false, false,
@@ -100,7 +107,7 @@ static const struct {
     {"codeshell", "smollm"},   {"exaone", "smollm"},
 };
 
-/* ---- PCRE2 ------------------------------------------------------------------------------------ */
+/* ---- PCRE2 ----------------------------------------------------------------------------------- */
 
 static void *pcre_alloc(size_t n, void *unused)
 {
@@ -132,9 +139,10 @@ static mx_err compile(const char *pattern, void **code, bool *has_jit, mx_errbuf
     if (*code == NULL) {
         /* The patterns are constant: only memory can be missing, or PCRE2 was built without UTF. */
         return mx_fail(eb, error == PCRE2_ERROR_HEAP_FAILED ? MX_E_NOMEM : MX_E_UNSUPPORTED,
-                       "a pre-tokeniser pattern cannot be compiled (PCRE2 error %d at %zu)", error, at);
+                       "a pre-tokeniser pattern cannot be compiled (PCRE2 error %d at %zu)", error,
+                       at);
     }
-    /* Where memory may not be executable there is no JIT; the interpreter gives the same matches. */
+    /* Where memory may not be executable there is no JIT: the interpreter finds the same. */
     *has_jit = pcre2_jit_compile(*code, PCRE2_JIT_COMPLETE) == 0;
     return MX_OK;
 }
@@ -205,7 +213,7 @@ void tok_pre_match_destroy(void *match_data)
     pcre2_match_data_free(match_data);
 }
 
-/* ---- splitting -------------------------------------------------------------------------------- */
+/* ---- splitting ------------------------------------------------------------------------------- */
 
 typedef struct split_job {
     const tok_pre *pre;

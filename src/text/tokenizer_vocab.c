@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Turns the description of a vocabulary into tables: texts and pieces, types, the hash of words, the
- * pairs that may merge, the sorted list of special tokens.
+ * Turns the description of a vocabulary into tables: texts and pieces, types, the hash of words,
+ * the pairs that may merge, the sorted list of special tokens.
  *
- * In a byte-level vocabulary every token is written in a printable alphabet, one character a byte. All
- * tables here hold plain bytes, so that nothing has to be translated while text is encoded.
+ * In a byte-level vocabulary every token is written in a printable alphabet, one character a byte.
+ * All tables here hold plain bytes, so that nothing has to be translated while text is encoded.
  *
- * What plain text can become is decided once, here: control and unknown tokens are not in the hash of
- * words and no merge makes them, so a user's text cannot turn into one by any route.
+ * What plain text can become is decided once, here: control and unknown tokens are not in the hash
+ * of words and no merge makes them, so a user's text cannot turn into one by any route.
  */
 #include "text/tokenizer_impl.h"
 
@@ -16,10 +16,10 @@
 
 #include <stdlib.h>
 
-/* ---- the printable alphabet ------------------------------------------------------------------- */
+/* ---- the printable alphabet ------------------------------------------------------------------ */
 
-/* The byte that a character stands for, or -1. The 68 bytes that are not printable as they are (0-32,
- * 127-160, 173) have U+0100, U+0101, ... in ascending order. */
+/* The byte that a character stands for, or -1. The 68 bytes that are not printable as they are
+ * (0-32, 127-160, 173) have U+0100, U+0101, ... in ascending order. */
 static int byte_of(uint32_t cp)
 {
     if ((cp >= 33 && cp <= 126) || (cp >= 161 && cp <= 255 && cp != 173)) {
@@ -55,7 +55,7 @@ size_t tok_unprintable(mx_str s, char *out, bool *is_pure)
     return n;
 }
 
-/* ---- the hash of words ------------------------------------------------------------------------ */
+/* ---- the hash of words ----------------------------------------------------------------------- */
 
 static uint32_t hash_bytes(const char *p, size_t n)
 {
@@ -121,7 +121,7 @@ static uint32_t table_size(size_t n)
     return size;
 }
 
-/* ---- types ------------------------------------------------------------------------------------ */
+/* ---- types ----------------------------------------------------------------------------------- */
 
 /* Tokens that end a generation by their name, whatever the file calls their type. */
 static const char *const eog_names[] = {
@@ -175,7 +175,7 @@ static void fill_types(mx_tokenizer *t, const mx_vocab_desc *d)
     }
 }
 
-/* ---- texts and pieces ------------------------------------------------------------------------- */
+/* ---- texts and pieces ------------------------------------------------------------------------ */
 
 static int hex_digit(char c)
 {
@@ -210,8 +210,8 @@ static size_t unescape_blanks(mx_str s, char *out)
     return n;
 }
 
-/* Writes the bytes that token id stands for; at most as many as its text has. *is_word: plain text can
- * become this token. */
+/* Writes the bytes that token id stands for; at most as many as its text has. *is_word: plain text
+ * can become this token. */
 static size_t make_piece(mx_tokenizer *t, uint32_t id, mx_str text, char *out, bool *is_word)
 {
     *is_word = false;
@@ -225,7 +225,8 @@ static size_t make_piece(mx_tokenizer *t, uint32_t id, mx_str text, char *out, b
         t->types[id] == MX_TOKEN_BYTE)
     {
         *is_word = true;
-        return t->model == TOK_SPM ? unescape_blanks(text, out) : tok_unprintable(text, out, is_word);
+        return t->model == TOK_SPM ? unescape_blanks(text, out)
+                                   : tok_unprintable(text, out, is_word);
     }
     if (t->model == TOK_SPM && t->types[id] == MX_TOKEN_USER_DEFINED) {
         *is_word = true; /* cut out of raw text before, but merges go through it */
@@ -268,7 +269,7 @@ static mx_err fill_arena(mx_tokenizer *t, const mx_vocab_desc *d, mx_errbuf *eb)
     return MX_OK;
 }
 
-/* ---- special tokens --------------------------------------------------------------------------- */
+/* ---- special tokens -------------------------------------------------------------------------- */
 
 typedef struct special_key {
     mx_str text;
@@ -288,8 +289,8 @@ static int by_text(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Ill-formed texts are left out: text is well-formed when it is searched, and a match must not cut a
- * character in two. */
+/* Ill-formed texts are left out: text is well-formed when it is searched, and a match must not cut
+ * a character in two. */
 static bool is_special(const mx_tokenizer *t, uint32_t id)
 {
     bool has_type = t->types[id] == MX_TOKEN_CONTROL || t->types[id] == MX_TOKEN_UNKNOWN ||
@@ -359,7 +360,7 @@ mx_err tok_vocab_fill(mx_tokenizer *t, const mx_vocab_desc *d, mx_errbuf *eb)
     return fill_specials(t);
 }
 
-/* ---- merges ----------------------------------------------------------------------------------- */
+/* ---- merges ---------------------------------------------------------------------------------- */
 
 static void add_pair(mx_tokenizer *t, uint32_t left, uint32_t right, uint32_t rank)
 {
@@ -387,8 +388,8 @@ static bool cut_merge(mx_str s, mx_str *left, mx_str *right)
     return false;
 }
 
-/* A merge counts when both parts and the whole are tokens that text can become. Others can never take
- * part in a result, or would make a token that text must not become. */
+/* A merge counts when both parts and the whole are tokens that text can become. Others can never
+ * take part in a result, or would make a token that text must not become. */
 static void fill_merge(mx_tokenizer *t, mx_str merge, uint32_t rank, char *room)
 {
     mx_str left, right;

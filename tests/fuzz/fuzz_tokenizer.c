@@ -1,8 +1,9 @@
 // link: mx_text mx_base
 /* SPDX-License-Identifier: MIT
  *
- * Two things by the first byte of the input: any text with any spans through a sound vocabulary (its
- * pieces must give the text back, ill-formed sequences replaced), or any lines as a vocabulary.
+ * Two things by the first byte of the input: any text with any spans through a sound vocabulary
+ * (its pieces must give the text back, ill-formed sequences replaced), or any lines as a
+ * vocabulary.
  *
  *   text:       kind, n spans, 2 bytes for each border, text
  *   vocabulary: kind | 0x80, one token or merge a line: first byte type (or 'm'), then its text

@@ -10,7 +10,8 @@
 #include "base/buf.h"
 
 enum {
-    GW_U8, GW_I8, GW_U16, GW_I16, GW_U32, GW_I32, GW_F32, GW_BOOL, GW_STR, GW_ARR, GW_U64, GW_I64, GW_F64
+    GW_U8, GW_I8, GW_U16, GW_I16, GW_U32, GW_I32, GW_F32, GW_BOOL, GW_STR, GW_ARR, GW_U64, GW_I64,
+    GW_F64
 };
 
 typedef struct gguf_writer {
@@ -67,15 +68,16 @@ MX_UNUSED static void gw_kv_str(gguf_writer *w, const char *key, const char *val
     gw_str(w, value, strlen(value));
 }
 
-MX_UNUSED static void gw_kv_array(gguf_writer *w, const char *key, uint32_t elem_type, uint64_t count)
+MX_UNUSED static void gw_kv_array(gguf_writer *w, const char *key, uint32_t elem_type,
+                                  uint64_t count)
 {
     gw_key(w, key, GW_ARR);
     gw_int(w, elem_type, 4);
     gw_int(w, count, 8);
 }
 
-MX_UNUSED static void gw_tensor(gguf_writer *w, const char *name, uint32_t n_dims, const uint64_t *ne,
-                                uint32_t type, uint64_t offset)
+MX_UNUSED static void gw_tensor(gguf_writer *w, const char *name, uint32_t n_dims,
+                                const uint64_t *ne, uint32_t type, uint64_t offset)
 {
     gw_str(w, name, strlen(name));
     gw_int(w, n_dims, 4);

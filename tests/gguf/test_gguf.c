@@ -270,7 +270,8 @@ static void test_every_bit_flipped(void **state)
 static void test_lying_counts(void **state)
 {
     (void)state;
-    static const uint64_t huge[] = {1 << 10, 1 << 16, (1 << 16) + 1, 1u << 31, 1ull << 60, UINT64_MAX};
+    static const uint64_t huge[] = {1 << 10, 1 << 16, (1 << 16) + 1, 1u << 31, 1ull << 60,
+                                    UINT64_MAX};
     for (size_t i = 0; i < MX_COUNT(huge); i++) {
         gguf_writer w = sample();
         gw_counts(&w, huge[i], 18);
@@ -332,7 +333,8 @@ static void test_bad_alignment(void **state)
 {
     (void)state;
     static const struct { uint32_t type; uint64_t bits; const char *part; } bad[] = {
-        {GW_U32, 0, "power of two"}, {GW_U32, 48, "power of two"}, {GW_U64, UINT64_MAX, "power of two"},
+        {GW_U32, 0, "power of two"}, {GW_U32, 48, "power of two"},
+        {GW_U64, UINT64_MAX, "power of two"},
         {GW_F32, 0x7FC00000u, "integer"}, {GW_I32, (uint64_t)-32, "range"}, {GW_BOOL, 1, "integer"},
         {GW_U64, 1ull << 63, "ends before"},
     };
@@ -372,8 +374,8 @@ static void test_bad_tensors(void **state)
 {
     (void)state;
     const uint64_t ne[] = {32, 1, 1, 1, 1};
-    const uint64_t odd[] = {33}, wide[] = {1u << 31, 1u << 31, 1u << 31}, negative[] = {UINT64_MAX - 31};
-    const uint64_t large[] = {1ull << 40};
+    const uint64_t odd[] = {33}, wide[] = {1u << 31, 1u << 31, 1u << 31};
+    const uint64_t negative[] = {UINT64_MAX - 31}, large[] = {1ull << 40};
     char long_name[65];
     memset(long_name, 'n', 64);
     long_name[64] = '\0';
@@ -433,7 +435,7 @@ static void test_many_entries(void **state)
     mx_buf_free(&w.b);
 }
 
-/* ---- real files ------------------------------------------------------------------------------- */
+/* ---- real files ------------------------------------------------------------------------------ */
 
 static char *write_temp(const gguf_writer *w, size_t n)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tokeniser against recorded results: 412 texts and seven vocabularies, with and without BOS, as
- * user text and as markup, the bytes of the pieces, and what ends a generation. It stands here and not
- * with the tests of text because it reads vocabularies from model files.
+ * The tokeniser against recorded results: 412 texts and seven vocabularies, with and without BOS,
+ * as user text and as markup, the bytes of the pieces, and what ends a generation. It stands here
+ * and not with the tests of text because it reads vocabularies from model files.
  */
 #include "base/buf.h"
 #include "base/mem.h"
@@ -126,7 +126,8 @@ static void print_ids(const char *what, const int32_t *ids, size_t n)
 
 /* Compares with the recorded ids. Where BOS was added to a text that begins with it, the record has
  * two and our contract asks for one. */
-static bool same_ids(const mx_tokenizer *t, bool add_special, const mx_tokens *got, json_object *want)
+static bool same_ids(const mx_tokenizer *t, bool add_special, const mx_tokens *got,
+                     json_object *want)
 {
     size_t n = json_object_array_length(want), skip = 0;
     int32_t bos = mx_tokenizer_bos(t);
@@ -184,7 +185,8 @@ static bool same_pieces(const mx_tokenizer *t, const mx_tokens *got, const text_
     return ok && at == n;
 }
 
-static size_t check_text(const char *name, const mx_tokenizer *t, const text_case *x, json_object *o)
+static size_t check_text(const char *name, const mx_tokenizer *t, const text_case *x,
+                         json_object *o)
 {
     static const char *const variants[] = {"00", "10", "01", "11"};
     json_object *want[4];
@@ -296,7 +298,8 @@ static void test_typed_markers_stay_text(void **state)
     mx_tokenizer *t = open_tokenizer(model);
     const mx_span template_only[] = {{0, 17}, {27, 38}};
     mx_tokens got = {0};
-    assert_int_equal(mx_tokenizer_encode(t, text, sizeof text - 1, template_only, 2, false, &got), MX_OK);
+    assert_int_equal(mx_tokenizer_encode(t, text, sizeof text - 1, template_only, 2, false, &got),
+                     MX_OK);
     assert_int_equal(got.ids[0], 1);
     size_t n_ends = 0;
     mx_buf back = {0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tokeniser with small vocabularies made here: which tokens text can become, where control tokens
- * are recognised, ill-formed text, long words, memory that runs out.
+ * The tokeniser with small vocabularies made here: which tokens text can become, where control
+ * tokens are recognised, ill-formed text, long words, memory that runs out.
  */
 #include "base/buf.h"
 #include "base/clock.h"
@@ -75,7 +75,7 @@ static void start_bytes(maker *m, const char *pre)
     add(m, "<|x|>", MX_TOKEN_CONTROL);
     add(m, "<|x|>y", MX_TOKEN_CONTROL);
     add(m, "<tool>", MX_TOKEN_USER_DEFINED);
-    add(m, "\xC3\x80", MX_TOKEN_USER_DEFINED); /* the letter U+00C0; in the alphabet it is byte C0 */
+    add(m, "\xC3\x80", MX_TOKEN_USER_DEFINED); /* the letter U+00C0, not the byte C0 */
     add(m, "<|x", MX_TOKEN_USER_DEFINED);
     add_merge(m, "a b");
     add_merge(m, "ab c");
@@ -386,8 +386,8 @@ static void test_spm(void **state)
     EXPECT(t, "a<s>a", &all, 1, SP, A, BOS, SP, A);
     EXPECT(t, "b tb", NULL, 0, SP, B, user, SP, B); /* the blank of a user-defined token */
     EXPECT(t, "<s>", NULL, 0, SP, BYTE0 + '<', BYTE0 + 's', BYTE0 + '>');
-    EXPECT(t, "<0x41>", NULL, 0, SP, BYTE0 + '<', BYTE0 + '0', BYTE0 + 'x', BYTE0 + '4', BYTE0 + '1',
-           BYTE0 + '>');
+    EXPECT(t, "<0x41>", NULL, 0, SP, BYTE0 + '<', BYTE0 + '0', BYTE0 + 'x', BYTE0 + '4',
+           BYTE0 + '1', BYTE0 + '>');
     assert_true(mx_str_eq(mx_tokenizer_piece(t, SP_AB, false), MX_STR(" ab")));
     assert_true(mx_str_eq(mx_tokenizer_text(t, SP_AB), MX_STR(BLANK "ab")));
     assert_true(mx_str_eq(mx_tokenizer_piece(t, BYTE0 + 10, false), MX_STR("\n")));
@@ -401,7 +401,7 @@ static void test_spm(void **state)
     mx_tokenizer_destroy(t);
 }
 
-/* ---- refusals --------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void test_refused(void **state)
 {
@@ -454,13 +454,14 @@ static void test_odd_vocabularies(void **state)
     mx_tokenizer_destroy(t);
 }
 
-/* ---- size and faults -------------------------------------------------------------------------- */
+/* ---- size and faults ------------------------------------------------------------------------- */
 
 /* Against the definition, done naively: long words take the tree, the naive loop does not. */
 static void naive(const int32_t *ids, size_t n, mx_tokens *out)
 {
-    static const int32_t rules[][3] = {{'a', 'b', AB}, {AB, 'c', ABC}, {'h', 'e', HE}, {'l', 'l', LL},
-                                       {HE, LL, HELL}};
+    static const int32_t rules[][3] = {
+        {'a', 'b', AB}, {AB, 'c', ABC}, {'h', 'e', HE}, {'l', 'l', LL}, {HE, LL, HELL},
+    };
     for (size_t i = 0; i < n; i++) {
         assert_int_equal(mx_tokens_push(out, ids[i]), MX_OK);
     }
@@ -520,8 +521,9 @@ static void test_long_words_like_the_definition(void **state)
 static void test_hostile_text_is_linear(void **state)
 {
     (void)state;
-    static const char *const units[] = {"a", "ab", "hell", " ", "\n", "\t ", "1", "!", "'", "\xCC\x81",
-                                        "A", "\xE4\xB8\x80", " \n", "<|", "\xFF", "a ", "$", "  x"};
+    static const char *const units[] = {"a", "ab", "hell", " ", "\n", "\t ", "1", "!", "'",
+                                        "\xCC\x81", "A", "\xE4\xB8\x80", " \n", "<|", "\xFF", "a ",
+                                        "$", "  x"};
     static const char *const pres[] = {"gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "dbrx",
                                        "deepseek-llm", "deepseek-coder", "deepseek-v3", "tekken",
                                        "gpt-4o", "default"};
@@ -608,8 +610,8 @@ static const char shared_text[] = "hello abc, <tool> 12 abcabc!\n  hell";
 
 static void *encode_often(void *arg)
 {
-    static const int32_t want[] = {HELL, 'o', ' ', ABC, ',', ' ', USER, ' ', '1', '2', ' ', ABC, ABC,
-                                   '!', '\n', ' ', ' ', HELL};
+    static const int32_t want[] = {HELL, 'o', ' ', ABC, ',', ' ', USER, ' ', '1', '2', ' ', ABC,
+                                   ABC, '!', '\n', ' ', ' ', HELL};
     for (int i = 0; i < 300; i++) {
         mx_tokens got = {0};
         if (mx_tokenizer_encode(arg, shared_text, sizeof shared_text - 1, NULL, 0, false, &got) !=

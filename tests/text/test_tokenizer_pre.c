@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * How each pre-tokeniser splits text into words. Those that have recorded vectors are tested with
- * whole vocabularies elsewhere; here are the rules one by one, and for all of them: the words are the
- * text, the JIT and the interpreter agree, and time grows with length only.
+ * whole vocabularies elsewhere; here are the rules one by one, and for all of them: the words are
+ * the text, the JIT and the interpreter agree, and time grows with length only.
  */
 #include "base/buf.h"
 #include "base/clock.h"
@@ -63,7 +63,8 @@ static const split_case cases[] = {
     {"deepseek-llm", "ab  \ncd  ", "ab|  |\n|cd|  "},
     {"deepseek-llm", "a\xE4\xB8\xAD\xE6\x96\x87z", "a|\xE4\xB8\xAD\xE6\x96\x87|z"},
     {"deepseek-v3", "abc1234 $x_y .foo", "abc|123|4| $|x|_y| .|foo"},
-    {"deepseek-v3", "\xE3\x81\x82\xE4\xB8\xAD" "a e\xCC\x81", "\xE3\x81\x82\xE4\xB8\xAD|a| e\xCC\x81"},
+    {"deepseek-v3", "\xE3\x81\x82\xE4\xB8\xAD" "a e\xCC\x81",
+     "\xE3\x81\x82\xE4\xB8\xAD|a| e\xCC\x81"},
     {"tekken", "HelloWorld 12 I'm", "Hello|World| |1|2| I|'m"},
     {"tekken", "HTTPServer/\nx", "HTTPServer|/\n|x"},
     {"gpt-4o", "HelloWorld's 1234 I'M", "Hello|World's| |123|4| I'M"},
@@ -115,7 +116,8 @@ static size_t random_text(uint64_t *seed, char *out, size_t room)
     static const char *const parts[] = {
         " ", "  ", "\n", "\r\n", "\t", "a", "Z", "'s", "'LL", "7", "123", "!", "...", "$", "/", "_",
         "\xC3\xA9", "\xCC\x81", "\xE4\xB8\xAD", "\xE3\x80\x80", "\xE1\xA0\x8E", "\xF0\x9F\x98\x80",
-        "\xC2\xA0", "\xC2\xB2", "\xC7\x85", "\xCA\xB0", "\xE2\x80\x99", "word", "\xEF\xBF\xBD", "\x1C",
+        "\xC2\xA0", "\xC2\xB2", "\xC7\x85", "\xCA\xB0", "\xE2\x80\x99", "word", "\xEF\xBF\xBD",
+        "\x1C",
     };
     size_t n = 0;
     for (;;) {
@@ -187,8 +189,8 @@ static mx_err count(void *arg, const char *word, size_t n)
 static void test_linear(void **state)
 {
     (void)state;
-    static const char *const units[] = {" ", "a", "A", "\n", "\xCC\x81", "1", "!", "'", " \n", "\xC7\x85",
-                                        "\xE4\xB8\xAD", "$", "\xE3\x80\x80"};
+    static const char *const units[] = {" ", "a", "A", "\n", "\xCC\x81", "1", "!", "'", " \n",
+                                        "\xC7\x85", "\xE4\xB8\xAD", "$", "\xE3\x80\x80"};
     enum { SIZE = 100000 };
     char *text = malloc(SIZE);
     assert_non_null(text);
