@@ -439,7 +439,7 @@ static void test_many_entries(void **state)
 
 static char *write_temp(const gguf_writer *w, size_t n)
 {
-    char path[] = "/tmp/mtplx-test-gguf-XXXXXX";
+    char path[] = P_tmpdir "/mtplx-test-gguf-XXXXXX";
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, w->b.ptr, n), (ssize_t)n);
@@ -510,7 +510,7 @@ static void test_file(void **state)
     mx_buf_free(&w.b);
     assert_int_equal(mx_gguf_open(&g, "/nonexistent/model.gguf", &eb), MX_E_NOT_FOUND);
     assert_non_null(strstr(eb.text, "/nonexistent/model.gguf"));
-    assert_int_equal(mx_gguf_open(&g, "/tmp", &eb), MX_E_INVALID);
+    assert_int_equal(mx_gguf_open(&g, P_tmpdir, &eb), MX_E_INVALID);
 }
 
 static void test_shrinks_while_mapped(void **state)
