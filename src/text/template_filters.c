@@ -68,7 +68,7 @@ static mx_value *f_title(mx_run *r, mx_value *v, const mx_args *args)
         for (size_t i = 0; i < n; i++) {
             mx_sb_cp(r, &b, out[i], mx_text_mark_at(&s->s, from));
         }
-        starts_word = mx_uc_is_space(cp) || (cp < 0x80 && strchr("-({[<", (int)cp) != NULL);
+        starts_word = mx_uc_is_space(cp) || (cp < 0x80 && mx_is_one_of((int)cp, "-({[<"));
     }
     return s == NULL ? NULL : mx_sb_finish(r, &b);
 }

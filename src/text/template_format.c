@@ -210,7 +210,7 @@ static bool percent_spec(percent *p, spec *f, mx_value **named)
         p->used = true;
         p->at = (size_t)(shut - s->ptr) + 1;
     }
-    for (; p->at < s->len && s->ptr[p->at] != '\0' && strchr("-+ 0#", s->ptr[p->at]); p->at++) {
+    for (; p->at < s->len && mx_is_one_of(s->ptr[p->at], "-+ 0#"); p->at++) {
         char c = s->ptr[p->at];
         f->align = c == '-' ? '<' : f->align;
         f->sign = c == '+' || (c == ' ' && f->sign == 0) ? c : f->sign;
@@ -231,7 +231,7 @@ static bool percent_spec(percent *p, spec *f, mx_value **named)
         }
     }
     f->zero = f->zero && f->align != '<';
-    while (p->at < s->len && s->ptr[p->at] != '\0' && strchr("hlL", s->ptr[p->at])) {
+    while (p->at < s->len && mx_is_one_of(s->ptr[p->at], "hlL")) {
         p->at++;
     }
     if (p->at >= s->len) {
@@ -256,16 +256,16 @@ static bool percent_value(percent *p, mx_sb *b, const spec *f, mx_value *v)
         return add_text(r, b, f, v, '>');
     }
     if (mx_v_is_number(v)) {
-        if (strchr("eEfFgG", type) != NULL) {
+        if (mx_is_one_of(type, "eEfFgG")) {
             return add_float(r, b, f, mx_v_as_double(v), type);
         }
-        if (strchr("diu", type) != NULL) {
+        if (mx_is_one_of(type, "diu")) {
             if (mx_v_is(v, MX_V_FLOAT)) {
                 v = v->f > -9e18 && v->f < 9e18 ? mx_v_int(r, (int64_t)v->f) : v;
             }
             return v != NULL && add_integer(r, b, f, v, 'd');
         }
-        if (strchr("xXo", type) != NULL) {
+        if (mx_is_one_of(type, "xXo")) {
             return add_integer(r, b, f, v, type);
         }
     }
@@ -323,16 +323,16 @@ static bool brace_spec(mx_run *r, const mx_text *s, spec *f)
     if (s->len > 0) {
         second = 0;
         uint32_t cp = mx_text_next(s, &second);
-        if (second < s->len && s->ptr[second] != '\0' && strchr("<>^=", s->ptr[second]) != NULL) {
+        if (second < s->len && mx_is_one_of(s->ptr[second], "<>^=")) {
             f->fill = cp;
             f->align = s->ptr[second];
             at = second + 1;
-        } else if (s->ptr[0] != '\0' && strchr("<>^=", s->ptr[0]) != NULL) {
+        } else if (mx_is_one_of(s->ptr[0], "<>^=")) {
             f->align = s->ptr[0];
             at = 1;
         }
     }
-    if (at < s->len && s->ptr[at] != '\0' && strchr("+- ", s->ptr[at])) {
+    if (at < s->len && mx_is_one_of(s->ptr[at], "+- ")) {
         f->sign = s->ptr[at] == '-' ? '\0' : s->ptr[at];
         at++;
     }
@@ -369,7 +369,7 @@ static bool brace_value(mx_run *r, mx_sb *b, const spec *f, mx_value *v, const m
         }
         return add_text(r, b, f, escaped_for(r, format, mx_v_to_str(r, v)), '<');
     }
-    if (type != 0 && strchr("eEfFgG%", type) != NULL) {
+    if (mx_is_one_of(type, "eEfFgG%")) {
         return add_float(r, b, f, mx_v_as_double(v), type);
     }
     if (mx_v_is(v, MX_V_FLOAT)) {
@@ -384,7 +384,7 @@ static bool brace_value(mx_run *r, mx_sb *b, const spec *f, mx_value *v, const m
         add_number_text(r, b, f, text, mx_float_repr(v->f, text));
         return true;
     }
-    if (type != 0 && strchr("dxXob", type) == NULL) {
+    if (type != 0 && !mx_is_one_of(type, "dxXob")) {
         mx_run_fail(r, MX_E_INVALID, "format: '%c' cannot show an integer", type);
         return false;
     }

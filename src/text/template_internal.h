@@ -12,6 +12,12 @@
 #include "text/template.h"
 #include "text/value_internal.h"
 
+/* strchr would find the NUL at the end of the set, and texts may hold NULs. */
+MX_INLINE bool mx_is_one_of(int c, const char *set)
+{
+    return c != 0 && strchr(set, c) != NULL;
+}
+
 /* ---- tokens ---- */
 
 typedef enum mx_tok_type {

@@ -244,10 +244,10 @@ static mx_err lex_number(lexer *x)
     bool is_float = false;
     size_t begin = x->at, end;
     int base = 10;
-    if (x->p[begin] == '0' && begin + 2 < x->len && strchr("bBoOxX", x->p[begin + 1]) != NULL) {
+    if (x->p[begin] == '0' && begin + 2 < x->len && mx_is_one_of(x->p[begin + 1], "bBoOxX")) {
         base = strchr("bB", x->p[begin + 1]) ? 2 : strchr("oO", x->p[begin + 1]) ? 8 : 16;
         end = begin + 2;
-        while (end < x->len && (strchr("0123456789abcdefABCDEF_", x->p[end]) != NULL)) {
+        while (end < x->len && mx_is_one_of(x->p[end], "0123456789abcdefABCDEF_")) {
             end++;
         }
     } else {

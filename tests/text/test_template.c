@@ -407,6 +407,22 @@ static void the_context_stays_as_it_was(void **state)
     }
 }
 
+/* The letter behind % was a NUL, strchr found it, and printf got a format without a type. */
+static void a_nul_is_no_type_of_a_format(void **state)
+{
+    (void)state;
+    static const char *const sources[] = {"{{ '%.3X' % 1.5 }}", "{{ '%X' % 1 }}", "{{ '%X' % 'a' }}",
+                                          "{{ '%5X' % (2,) }}", "{{ '%1X' % {} }}"};
+    for (size_t i = 0; i < MX_COUNT(sources); i++) {
+        char text[64];
+        mx_errbuf eb = {{0}};
+        size_t n = strlen(sources[i]);
+        memcpy(text, sources[i], n);
+        *(char *)memchr(text, 'X', n) = '\0';
+        assert_int_equal(run_source((mx_str){text, n}, NULL, 0, &eb), MX_E_INVALID);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -419,6 +435,7 @@ int main(void)
         cmocka_unit_test(errors_name_the_line),
         cmocka_unit_test(values_are_what_was_put_in),
         cmocka_unit_test(the_context_stays_as_it_was),
+        cmocka_unit_test(a_nul_is_no_type_of_a_format),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
