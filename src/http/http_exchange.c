@@ -198,7 +198,7 @@ void mx_http_reply(mx_http_exchange *x, unsigned status, const char *content_typ
 {
     assert(atomic_load(&x->answer) != HTTP_STREAM && "a stream has its answer already");
     if (atomic_exchange(&x->is_reply_claimed, true)) {
-        assert(!"an exchange is answered once");
+        assert(false && "an exchange is answered once");
         return;
     }
     x->status = status;
