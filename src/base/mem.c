@@ -43,7 +43,8 @@ void *mx_alloc(size_t bytes)
 
 void *mx_calloc(size_t count, size_t bytes)
 {
-    if (!may_allocate()) {
+    size_t total; /* checked here, because sanitizers abort in calloc where libc returns NULL */
+    if (!mx_mul_ok(count, bytes, &total) || !may_allocate()) {
         return NULL;
     }
     return counted(calloc(count ? count : 1, bytes ? bytes : 1));
