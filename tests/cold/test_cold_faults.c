@@ -165,6 +165,9 @@ static bool use_tier(state *s, const mx_cold_config *cfg)
     is_durable = help_write_talk(c, &s->talk) == MX_OK;
     mx_cold_sweep(c, 20000000);
     help_read_talk(c, &s->talk, s->talk.n + 30);
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    assert_int_equal(st.quarantined, 0); /* a fault never leaves a file that is not whole */
     mx_cold_close(c);
     return is_durable;
 }
