@@ -52,13 +52,20 @@ MX_UNUSED static void rig_stop(rig *g)
     g->engine = NULL;
 }
 
+/* A new folder for a model file and a cache. */
+MX_UNUSED static void rig_folder(char out[64])
+{
+    snprintf(out, 64, "/tmp/mtplx-test-XXXXXX");
+    assert_non_null(mkdtemp(out));
+}
+
 /* budget_pages 0 = plenty. The engine is not started: the test may change g->cfg before. */
-MX_UNUSED static void rig_open(rig *g, const mx_tiny_spec *spec, unsigned n_threads, size_t budget_pages)
+MX_UNUSED static void rig_open_at(rig *g, const char *folder, const mx_tiny_spec *spec,
+                                  unsigned n_threads, size_t budget_pages)
 {
     *g = (rig){0};
     mx_errbuf eb = {{0}};
-    snprintf(g->folder, sizeof g->folder, "/tmp/mtplx-test-XXXXXX");
-    assert_non_null(mkdtemp(g->folder));
+    snprintf(g->folder, sizeof g->folder, "%s", folder);
     snprintf(g->model_path, sizeof g->model_path, "%s/tiny.gguf", g->folder);
     snprintf(g->cache_dir, sizeof g->cache_dir, "%s/cache", g->folder);
     mx_tiny_write(g->model_path, spec);
@@ -79,6 +86,14 @@ MX_UNUSED static void rig_open(rig *g, const mx_tiny_spec *spec, unsigned n_thre
         .cold_min_tokens = 32,
         .ssd_restore = MX_SSD_RESTORE_ALWAYS,
     };
+}
+
+MX_UNUSED static void rig_open(rig *g, const mx_tiny_spec *spec, unsigned n_threads,
+                               size_t budget_pages)
+{
+    char folder[64];
+    rig_folder(folder);
+    rig_open_at(g, folder, spec, n_threads, budget_pages);
 }
 
 MX_UNUSED static void rig_close(rig *g)

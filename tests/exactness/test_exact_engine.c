@@ -6,6 +6,9 @@
  */
 #include "engine_rig.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+
 static mx_tiny_spec small_model(void)
 {
     mx_tiny_spec s = mx_tiny_default();
@@ -80,6 +83,59 @@ static void every_tier_gives_the_cold_answer(void **state)
     answer_free(&cold);
     answer_free(&cold2);
     rig_close(&g);
+}
+
+/* What another process left, ended properly or killed: the same bits. The child asks and exits (or is
+ * killed) before this process has started a thread. */
+static void after_a_real_restart(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = small_model();
+    int32_t prompt[N_PROMPT];
+    random_prompt(prompt, N_PROMPT, 21);
+    question q = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_ANSWER, .seed = 5};
+    for (int is_killed = 0; is_killed < 2; is_killed++) {
+        char folder[64];
+        rig_folder(folder);
+        rig g;
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            answer got;
+            rig_open_at(&g, folder, &spec, 1, 0);
+            g.cfg.cold_mode = MX_COLD_ON;
+            rig_start(&g);
+            ask_and_wait(&g, &q, &got);
+            if (is_killed) {
+                for (int i = 0; i < 600; i++) { /* until nothing is queued: that may be lost */
+                    mx_engine_stats s;
+                    mx_engine_get_stats(g.engine, &s);
+                    if (s.cold.sessions_written >= 2 && s.cold.queued_jobs == 0) {
+                        break;
+                    }
+                    usleep(100000);
+                }
+                kill(getpid(), SIGKILL);
+            }
+            rig_stop(&g);
+            _exit(0);
+        }
+        int status = 0;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(is_killed ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        rig_open_at(&g, folder, &spec, 2, 0);
+        g.cfg.cold_mode = MX_COLD_ON;
+        rig_start(&g);
+        answer cold, got;
+        ask_cold(&g, &q, &cold);
+        ask_and_wait(&g, &q, &got);
+        assert_int_equal(got.stats.cache_mode, MX_MODE_SSD);
+        assert_int_equal(got.stats.n_ssd, N_PROMPT - 1);
+        assert_same(&cold, &got, is_killed ? "killed" : "restarted");
+        answer_free(&cold);
+        answer_free(&got);
+        rig_close(&g);
+    }
 }
 
 /* Requests of many lengths with common beginnings, after a restart, in random order: what is reused
@@ -296,6 +352,7 @@ static void slow_reader_pauses_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(after_a_real_restart), /* first: it forks */
         cmocka_unit_test(every_tier_gives_the_cold_answer),
         cmocka_unit_test(forks_and_edits),
         cmocka_unit_test(company_changes_nothing),
