@@ -178,9 +178,8 @@ static void load_template(mx_api *a, mx_model *model)
     }
 }
 
-mx_err mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine, mx_errbuf *eb)
+void mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine)
 {
-    (void)eb;
     char hex[65];
     mx_hash256 root = mx_model_root(model, NULL);
     mx_hash256 numerics = mx_kern_numerics_id(mx_model_kern(model));
@@ -193,7 +192,6 @@ mx_err mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine, mx_errbuf
     a->engine = engine;
     a->phase = MX_API_READY;
     pthread_rwlock_unlock(&a->state_lock);
-    return MX_OK;
 }
 
 void mx_api_stop(mx_api *a)

@@ -40,7 +40,7 @@ void mx_api_destroy(mx_api *a);
 /* The model is loaded and the engine runs: from now on requests are served. Both are borrowed until
  * destroy. A chat template that cannot be used is a logged warning: chat requests then get a 400
  * that says so. */
-mx_err mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine, mx_errbuf *eb);
+void mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine);
 /* New requests get 503 from now on. Returns when no handler is using the engine any more. */
 void mx_api_stop(mx_api *a);
 /* Cancels every answer that is being computed. */

@@ -34,7 +34,6 @@ typedef struct answer {
     bool has_begun;              /* the role chunk was sent */
     unsigned status;             /* what the log says */
     const char *prompt_source;
-    mx_cache_policy policy;
     uint64_t received_us;
     char request_id[48];
     mx_buf head;                 /* {"id":...,"system_fingerprint":"..." */
@@ -66,7 +65,7 @@ static void answer_free(answer *s)
 
 static void sum_usage(const answer *s, mx_usage *u)
 {
-    *u = (mx_usage){.prompt_source = s->prompt_source, .policy = s->policy};
+    *u = (mx_usage){.prompt_source = s->prompt_source};
     for (size_t i = 0; i < s->n; i++) {
         mx_request_stats stats;
         mx_request_get_stats(s->requests[i], &stats);
@@ -414,7 +413,6 @@ static answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat, const 
     s->stream = a->stream;
     s->include_usage = a->include_usage;
     s->want_logprobs = a->sampling.want_logprobs;
-    s->policy = a->cache;
     s->tokenizer = mx_model_tokenizer(api->model);
     s->status = 200;
     s->n = n;

@@ -11,7 +11,6 @@
 typedef struct mx_usage {
     mx_request_stats total; /* cache_mode, restore, miss of the first prompt; counts are sums */
     const char *prompt_source;
-    mx_cache_policy policy;
 } mx_usage;
 
 void mx_usage_add(mx_usage *u, const mx_request_stats *s, bool is_first);

@@ -5,6 +5,8 @@
  */
 #include "api/api_chat.h"
 
+#include "base/mem.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -192,6 +194,42 @@ static void refusals(void **state)
     expect_problem(NULL, "{\"messages\":[{\"role\":\"user\"}]}", "messages");
 }
 
+/* Every allocation fails once: a refusal with a reason, no leak, and success when none fails. */
+static void survives_lack_of_memory(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"Hi\"}]},"
+        "{\"role\":\"assistant\",\"content\":\"Once\",\"reasoning\":\"r\"}],\"tools\":[{\"function\":"
+        "{\"name\":\"f\"}}],\"chat_template_kwargs\":{\"x\":[1,2.5,null]}}";
+    mx_template *t = NULL;
+    struct json_object *o = NULL;
+    assert_int_equal(mx_template_parse(&t, mx_str_of(chatml), NULL), MX_OK);
+    assert_int_equal(mx_json_parse(&o, mx_str_of(body), NULL), MX_OK);
+    mx_chat_env env = {.template = t};
+    int64_t live = mx_mem_live();
+    bool ok = false;
+    uint64_t k = 0;
+    while (!ok && ++k < 10000) {
+        mx_rendered r;
+        mx_problem p = {0};
+        mx_mem_fail_at(k);
+        ok = mx_chat_render(&env, o, &r, &p);
+        mx_mem_fail_at(0);
+        if (!ok && p.status != 500) {
+            fail_msg("allocation %llu: status %u: %s", (unsigned long long)k, p.status, p.message);
+        }
+        mx_rendered_free(&r);
+        if (mx_mem_live() != live) {
+            fail_msg("allocation %llu: %lld blocks are left", (unsigned long long)k,
+                     (long long)(mx_mem_live() - live));
+        }
+    }
+    assert_true(ok && k > 3);
+    json_object_put(o);
+    mx_template_destroy(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -200,6 +238,7 @@ int main(void)
         cmocka_unit_test(continues_the_assistant),
         cmocka_unit_test(user_text_is_not_markup),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(survives_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -187,6 +187,12 @@ def test_queue_full(start):
     third = s.post("/v1/chat/completions", LONG)
     assert third.status_code == 503 and int(third.headers["Retry-After"]) > 0, third.text
     assert third.json()["error"]["code"] == "queue_full"
+    waiting = b""
+    begin = time.monotonic()
+    while b"\n: keep-alive\n" not in waiting:  # silence while it waits is broken every 10 s
+        waiting += second.recv(4096)
+    assert 8 < time.monotonic() - begin < 13, waiting
+    assert b'"role":"assistant"' in waiting and b'"content":"' in waiting
     second.close()
     s.wait_for("the queue to empty", lambda i: i["engine"]["n_queued"] == 0)
     assert s.info()["engine"]["n_running"] == 1  # cancelling a queued one leaves the running one
