@@ -177,16 +177,17 @@ MX_INLINE void tile(const int sub, const bool has_min, const int tm, const mx_ma
                     const group_rows *g, size_t row, float (*acc)[MX_PANEL_ROWS])
 {
     const int pairs = sub / 2;
-    const int16_t *q = g->q + row * g->q_stride;
     const float *sum = g->sum + row * g->sum_stride;
     const uint8_t *w = x->w16[0];
+    const int16_t *q[VEC_TILE_ROWS];
     v16f t[VEC_TILE_ROWS];
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
+        q[r] = g->q + (row + (size_t)r) * g->q_stride;
         t[r] = vf_zero();
     }
     const int n = g->n_subs * (MX_SUB_BLOCK / sub);
-    for (int s = 0; s < n; s++, q += sub, w += pairs * MX_VEC_BYTES) {
+    for (int s = 0; s < n; s++, w += pairs * MX_VEC_BYTES) {
         v16i is[VEC_TILE_ROWS];
         MX_UNROLL
         for (int r = 0; r < tm; r++) {
@@ -194,11 +195,17 @@ MX_INLINE void tile(const int sub, const bool has_min, const int tm, const mx_ma
         }
         MX_UNROLL
         for (int p = 0; p < pairs; p++) {
-            const v16i v = vi_load(w + p * MX_VEC_BYTES);
+            v16i v = vi_load(w + p * MX_VEC_BYTES);
+            vi_pin(&v); /* one load for all rows */
             MX_UNROLL
             for (int r = 0; r < tm; r++) {
-                is[r] = vi_dot(is[r], v, broadcast_pair(q + (size_t)r * g->q_stride + 2 * p));
+                is[r] = vi_dot(is[r], v, broadcast_pair(q[r] + 2 * p));
+                vi_pin(&is[r]);
             }
+        }
+        MX_UNROLL
+        for (int r = 0; r < tm; r++) {
+            q[r] += sub;
         }
         const v16f ws = vf_load(x->ws[s]);
         MX_UNROLL
@@ -262,6 +269,7 @@ MX_INLINE v16i direct_sum(const mx_qtype type, const uint8_t *q, const int p0, c
     for (int p = 0; p < pairs; p++) {
         v16i *s = &is[p % VEC_CHAINS];
         *s = vi_dot(*s, unpack_pair(type, q, p0 + p), broadcast_pair(a + 2 * p));
+        vi_pin(s);
     }
     MX_UNROLL
     for (int c = 1; c < VEC_CHAINS; c++) {

@@ -184,6 +184,13 @@ MX_INLINE v16i vf_to_int(v16f v)
     return (v16i){_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)};
 }
 
+/* No instruction: keeps the sums where they are written. gcc 12 otherwise hoists all products of an
+ * unrolled loop above the additions and spills them (GEMM tile of Q4_0: 38 against 57 GMAC/s). */
+MX_INLINE void vi_pin(v16i *v)
+{
+    __asm__ volatile("" : "+x"(v->a), "+x"(v->b));
+}
+
 MX_INLINE v16i vi_dot(v16i acc, v16i w, v16i x)
 {
     return (v16i){_mm256_add_epi32(acc.a, _mm256_madd_epi16(w.a, x.a)),

@@ -216,6 +216,12 @@ VEC_FN v16i vf_to_int(v16f v)
     return r;
 }
 
+/* Keeps the order of sums as written; only the compiler notices. */
+VEC_FN void vi_pin(v16i *v)
+{
+    (void)v;
+}
+
 /* acc + w.low * a.low + w.high * a.high per lane, i16 operands */
 VEC_FN v16i vi_dot(v16i acc, v16i w, v16i a)
 {

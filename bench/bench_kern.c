@@ -1,0 +1,244 @@
+// link: mx_kernels
+/* SPDX-License-Identifier: MIT
+ *
+ * Speed of the kernels on one core, per level: GMAC/s of a prefill (512 rows) and GB/s of packed
+ * weights in decode (1, 2, 4 rows) for each type; attention in GMAC/s; conversions in ns.
+ * Time is the thread's CPU time, best of some repetitions, so that neighbours disturb little.
+ *
+ *   bench_kern [LEVEL] [TYPE]      e.g. bench_kern avx2 Q4_1
+ */
+#include "base/mem.h"
+#include "kernels/kern.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { REPETITIONS = 5 };
+
+static const mx_qtype types[] = {
+    MX_Q4_0, MX_Q4_1, MX_Q5_0, MX_Q5_1,   MX_Q8_0,   MX_Q2_K,  MX_Q3_K, MX_Q4_K,
+    MX_Q5_K, MX_Q6_K, MX_IQ4_NL, MX_IQ4_XS, MX_MXFP4, MX_F16, MX_BF16, MX_F32,
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void *need(size_t bytes)
+{
+    void *p = mx_alloc_aligned(64, bytes + 64);
+    if (p == NULL) {
+        fprintf(stderr, "bench_kern: out of memory (%zu bytes)\n", bytes);
+        exit(1);
+    }
+    memset(p, 0, bytes + 64);
+    return p;
+}
+
+static uint32_t random_u32(void)
+{
+    static uint64_t state = 1;
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return (uint32_t)(state >> 32);
+}
+
+static void fill(float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        x[i] = (float)(random_u32() >> 8) * 0x1p-23f - 1.0f;
+    }
+}
+
+/* Seconds of one product, best of some. */
+static double time_matmul(const mx_kern *k, mx_qtype type, uint32_t n_out, uint32_t n_cols,
+                          uint32_t rows, size_t *bytes)
+{
+    const mx_qtype_info *info = mx_qtype_get(type);
+    const size_t file_bytes = (size_t)n_out * n_cols / info->block_elems * info->block_bytes;
+    uint8_t *file = need(file_bytes);
+    for (size_t i = 0; i < file_bytes; i++) { /* as f16, bf16, f32: 2^-15 to 2, no denormal */
+        file[i] = (uint8_t)(0x38 | (random_u32() & 7));
+    }
+    *bytes = mx_wmat_bytes(type, n_out, n_cols);
+    void *panels = need(*bytes);
+    mx_wmat w;
+    mx_wmat_repack(&w, type, n_out, n_cols, file, panels);
+    void *act = need(mx_act_bytes(rows, n_cols));
+    mx_act a;
+    mx_act_bind(&a, rows, n_cols, act);
+    float *x = need((size_t)rows * n_cols * sizeof *x);
+    float *y = need((size_t)rows * n_out * sizeof *y);
+    void *scratch = need(mx_kern_matmul_scratch(&w));
+    fill(x, (size_t)rows * n_cols);
+    double best = 1e9;
+    if (k->act_quantize(&a, x, n_cols, 0, rows)) {
+        for (int i = 0; i < REPETITIONS; i++) {
+            const double t = now();
+            k->matmul(&w, &a, rows, y, n_out, 0, w.n_panels, scratch);
+            const double spent = now() - t;
+            best = spent < best ? spent : best;
+        }
+    }
+    mx_free(file);
+    mx_free(panels);
+    mx_free(act);
+    mx_free(x);
+    mx_free(y);
+    mx_free(scratch);
+    return best;
+}
+
+static void bench_matmul(const mx_kern *k, mx_qtype type)
+{
+    static const uint32_t few[] = {1, 2, 4, 8};
+    const uint32_t cols = mx_qtype_get(type)->block_elems == 256 ? 512 : 576;
+    const bool slow = k->level == MX_CPU_PORTABLE;
+    const uint32_t rows = slow ? 32 : 512;
+    const uint32_t outs = slow ? 512 : 4096;
+    size_t bytes;
+    printf("%-9s %-7s prefill", k->name, mx_qtype_get(type)->name);
+    const uint32_t widths[] = {cols, 1536};
+    for (size_t i = 0; i < 2; i++) {
+        const double t = time_matmul(k, type, 576, widths[i], rows, &bytes);
+        printf(" K %4u: %6.1f GMAC/s", widths[i], 576.0 * widths[i] * rows / t * 1e-9);
+    }
+    printf("   decode GB/s");
+    for (size_t i = 0; i < MX_COUNT(few); i++) {
+        const double t = time_matmul(k, type, outs, 1536, few[i], &bytes);
+        printf(" %u: %5.2f", few[i], (double)bytes / t * 1e-9);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+static void bench_attention(const mx_kern *k, mx_kv_type type, uint32_t head_dim, uint32_t tokens,
+                            uint32_t heads, uint32_t depth)
+{
+    const uint32_t n = tokens * heads;
+    const uint32_t pages = depth / MX_PAGE_TOKENS;
+    const size_t tile = mx_kv_tile_bytes(type, head_dim);
+    uint8_t *memory = need(2 * pages * tile);
+    const uint8_t **tiles = need(2 * pages * sizeof *tiles);
+    for (uint32_t p = 0; p < 2 * pages; p++) {
+        tiles[p] = memory + p * tile;
+    }
+    float *kv = need(2 * head_dim * sizeof *kv);
+    bool ok = true;
+    for (uint32_t t = 0; t < depth; t++) {
+        fill(kv, 2 * head_dim);
+        const uint32_t p = t / MX_PAGE_TOKENS;
+        ok = k->kv_store(type, memory + p * tile, memory + (pages + p) * tile, head_dim,
+                         t % MX_PAGE_TOKENS, kv, kv + head_dim) && ok;
+    }
+    float *q = need((size_t)n * head_dim * sizeof *q);
+    float *out = need((size_t)n * head_dim * sizeof *out);
+    fill(q, (size_t)n * head_dim);
+    const float **q_rows = need(n * sizeof *q_rows);
+    float **out_rows = need(n * sizeof *out_rows);
+    uint32_t *n_valid = need(n * sizeof *n_valid);
+    double macs = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        q_rows[i] = q + (size_t)i * head_dim;
+        out_rows[i] = out + (size_t)i * head_dim;
+        n_valid[i] = depth - tokens + 1 + i / heads;
+        macs += 2.0 * n_valid[i] * head_dim;
+    }
+    const mx_attn_args args = {
+        .kv_type = type, .head_dim = head_dim, .n_queries = n, .q = q_rows, .out = out_rows,
+        .n_valid = n_valid, .k_tiles = tiles, .v_tiles = tiles + pages, .scale = 0.125f,
+        .scratch = need(k->attn_scratch_floats(head_dim, n) * sizeof(float)),
+    };
+    double best = 1e9;
+    for (int i = 0; i < REPETITIONS; i++) {
+        const double t = now();
+        k->attention(&args);
+        const double spent = now() - t;
+        best = spent < best ? spent : best;
+    }
+    printf("%-9s attention %s head %3u, %2u tokens x %u heads at %u: %6.1f GMAC/s, %5.2f GB/s\n",
+           k->name, type == MX_KV_F16 ? "f16" : "f32", head_dim, tokens, heads, depth,
+           macs / best * 1e-9, 2.0 * pages * (double)tile / best * 1e-9);
+    fflush(stdout);
+    mx_free(memory);
+    mx_free(tiles);
+    mx_free(kv);
+    mx_free(q);
+    mx_free(out);
+    mx_free(q_rows);
+    mx_free(out_rows);
+    mx_free(n_valid);
+    mx_free(args.scratch);
+    if (!ok) {
+        exit(1);
+    }
+}
+
+static void bench_vectors(const mx_kern *k)
+{
+    enum { N = 1536, TIMES = 200 };
+    static float x[N];
+    static float y[N];
+    static float z[N];
+    fill(x, N);
+    fill(y, N);
+    mx_act a;
+    mx_act_bind(&a, 1, N, need(mx_act_bytes(1, N)));
+    double best[3] = {1e9, 1e9, 1e9};
+    bool ok = true;
+    for (int i = 0; i < REPETITIONS; i++) {
+        double t[4];
+        t[0] = now();
+        for (int j = 0; j < TIMES; j++) {
+            ok = k->act_quantize(&a, x, N, 0, 1) && ok;
+        }
+        t[1] = now();
+        for (int j = 0; j < TIMES; j++) {
+            k->silu_mul(z, x, y, N);
+        }
+        t[2] = now();
+        for (int j = 0; j < TIMES; j++) {
+            k->rmsnorm(z, x, y, N, 1e-5f);
+        }
+        t[3] = now();
+        for (int j = 0; j < 3; j++) {
+            const double spent = (t[j + 1] - t[j]) / TIMES / N * 1e9;
+            best[j] = spent < best[j] ? spent : best[j];
+        }
+    }
+    printf("%-9s ns per element: quantise %.3f, silu %.3f, rmsnorm %.3f\n", k->name, best[0],
+           best[1], best[2]);
+    mx_free(a.q);
+    if (!ok) {
+        exit(1);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512};
+    mx_kern_thread_init();
+    for (size_t l = 0; l < MX_COUNT(levels); l++) {
+        const mx_kern *k = mx_kern_get(levels[l]);
+        if (k->level != levels[l] || (argc > 1 && strcmp(argv[1], k->name) != 0)) {
+            continue;
+        }
+        for (size_t t = 0; t < MX_COUNT(types); t++) {
+            if (argc < 3 || strcmp(argv[2], mx_qtype_get(types[t])->name) == 0) {
+                bench_matmul(k, types[t]);
+            }
+        }
+        if (argc < 3) {
+            bench_attention(k, MX_KV_F16, 64, 1, 3, 2048);
+            bench_attention(k, MX_KV_F16, 128, 1, 2, 2048);
+            bench_attention(k, MX_KV_F16, 64, 64, 3, 2048);
+            bench_attention(k, MX_KV_F16, 128, 64, 2, 2048);
+            bench_attention(k, MX_KV_F32, 64, 64, 3, 2048);
+            bench_vectors(k);
+        }
+    }
+    return 0;
+}
