@@ -83,11 +83,9 @@ const mx_kern *mx_kern_get(mx_cpu_level max_level)
     const mx_cpu_level best = mx_cpu_best();
     const mx_cpu_level level = best < max_level ? best : max_level;
 #if defined(MX_HAVE_X86)
-#if defined(MX_HAVE_AVX512)
     if (level >= MX_CPU_AVX512) {
         return &mx_kern_avx512;
     }
-#endif
     if (level >= MX_CPU_AVX2) {
         return &mx_kern_avx2;
     }

@@ -14,6 +14,8 @@ set_source_files_properties(${dir}/kern_portable.c ${dir}/kern_repack.c ${dir}/k
   PROPERTIES COMPILE_OPTIONS "${level}")
 if(MX_X86)
   set_source_files_properties(${dir}/kern_avx2.c PROPERTIES COMPILE_OPTIONS "${level};-mavx2;-mfma;-mf16c")
+  set_source_files_properties(${dir}/kern_avx512.c PROPERTIES COMPILE_OPTIONS
+    "${level};-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni")
   target_compile_definitions(mx_kernels PRIVATE MX_HAVE_X86=1)
 endif()
 target_link_libraries(mx_kernels PUBLIC m)
