@@ -5,7 +5,7 @@
 # whatever index pip is set up to use. Nothing appears under the final name before its hash is
 # right: the file is written under a private name, checked, synced and renamed.
 #
-# A later run costs a few milliseconds: a stamp beside the file records which size, time and inode
+# A later run costs a few milliseconds: a stamp beside the file records which size, times and inode
 # were verified. Any change of the file makes the hash be taken again.
 set -u
 
@@ -30,7 +30,7 @@ file=$dir/$name
 stamp=$dir/.$name.verified
 
 # What a stamp would say of the file as it is now.
-state_of() { stat -L -c "%s %Y %i $sha256" -- "$1" 2>/dev/null; }
+state_of() { stat -L -c "%s %.9Y %.9Z %i $sha256" -- "$1" 2>/dev/null; }
 hash_of() { sha256sum -- "$1" 2>/dev/null | cut -d' ' -f1; }
 
 write_stamp() { # a stamp that cannot be written only costs the next run a hash
