@@ -16,7 +16,7 @@
 const char *const mx_api_open_paths[] = {"/health", "/v1/health", "/healthz", "/ping", "/"};
 const size_t mx_api_n_open_paths = MX_COUNT(mx_api_open_paths);
 
-/* ---- wakers --------------------------------------------------------------------------------------- */
+/* ---- wakers ---------------------------------------------------------------------------------- */
 
 mx_waker *mx_waker_get(mx_api *a, mx_http_exchange *x)
 {
@@ -105,7 +105,7 @@ void mx_api_free_wakers(mx_api *a)
     }
 }
 
-/* ---- life ------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 /* Pages computed under one API key are invisible under another: the key's salt is part of the root
  * of their identities. */
@@ -165,7 +165,8 @@ static void load_template(mx_api *a, mx_model *model)
     mx_str source = mx_model_chat_template(model);
     mx_errbuf eb = {0};
     if (source.len == 0) {
-        snprintf(a->template_error, sizeof a->template_error, "the model file has no chat template");
+        snprintf(a->template_error, sizeof a->template_error,
+                 "the model file has no chat template");
     } else if (mx_template_parse(&a->template, source, &eb) != MX_OK) {
         a->template = NULL;
         snprintf(a->template_error, sizeof a->template_error, "%.250s", eb.text);
@@ -201,7 +202,7 @@ void mx_api_stop(mx_api *a)
     pthread_rwlock_unlock(&a->state_lock);
 }
 
-/* ---- replies --------------------------------------------------------------------------------------- */
+/* ---- replies --------------------------------------------------------------------------------- */
 
 static const char *error_type(unsigned status)
 {
@@ -273,10 +274,11 @@ void mx_api_reply_problem(mx_http_exchange *x, const mx_problem *p)
     mx_api_reply_json(x, p->status, &b);
 }
 
-/* ---- routes ---------------------------------------------------------------------------------------- */
+/* ---- routes ---------------------------------------------------------------------------------- */
 
 typedef enum route_kind {
-    ROUTE_NONE, ROUTE_CHAT, ROUTE_TEXT, ROUTE_MODELS, ROUTE_MODEL, ROUTE_HEALTH, ROUTE_INFO, ROUTE_ROOT
+    ROUTE_NONE, ROUTE_CHAT, ROUTE_TEXT, ROUTE_MODELS, ROUTE_MODEL, ROUTE_HEALTH, ROUTE_INFO,
+    ROUTE_ROOT
 } route_kind;
 
 static route_kind find_route(const char *path, const char **rest)
@@ -353,8 +355,10 @@ static bool check_model_name(const mx_api *a, mx_str name, mx_problem *p)
     if (!a->cfg.strict_model || name.len == 0 || mx_api_is_listed(a, name)) {
         return true;
     }
-    return mx_problem_set(p, 404, "model_not_found", "model", "the model \"%.*s\" is not served here; "
-                          "GET /v1/models lists what is", (int)mx_min_size(name.len, 128), name.ptr);
+    return mx_problem_set(p, 404, "model_not_found", "model",
+                          "the model \"%.*s\" is not served here; "
+                          "GET /v1/models lists what is",
+                          (int)mx_min_size(name.len, 128), name.ptr);
 }
 
 static bool check_phase(const mx_api *a, mx_problem *p)
@@ -364,7 +368,8 @@ static bool check_phase(const mx_api *a, mx_problem *p)
     }
     p->retry_after_s = a->phase == MX_API_LOADING ? 1 : 5;
     return a->phase == MX_API_LOADING
-               ? mx_problem_set(p, 503, "loading", NULL, "the model is loading; try again in a moment")
+               ? mx_problem_set(p, 503, "loading", NULL, "the model is loading; try again in a "
+                                "moment")
                : mx_problem_set(p, 503, "stopping", NULL, "the server is shutting down");
 }
 

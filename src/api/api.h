@@ -6,9 +6,9 @@
  * renders and tokenises there, hands the token list to the engine, and leaves an answer object
  * behind that turns the engine's output into JSON or server-sent events on the loop thread.
  *
- * Life: create -> start the HTTP server (requests get 503 "loading") -> mx_api_set_ready -> serve ->
- * mx_api_stop (new requests get 503) -> drain -> mx_api_cancel_all -> stop the HTTP server -> stop
- * the engine -> destroy.
+ * Life: create -> start the HTTP server (requests get 503 "loading") -> mx_api_set_ready -> serve
+ * -> mx_api_stop (new requests get 503) -> drain -> mx_api_cancel_all -> stop the HTTP server ->
+ * stop the engine -> destroy.
  */
 #ifndef MX_API_H
 #define MX_API_H

@@ -73,7 +73,7 @@ static void sum_usage(const answer *s, mx_usage *u)
     }
 }
 
-/* ---- finishing ---------------------------------------------------------------------------------- */
+/* ---- finishing ------------------------------------------------------------------------------- */
 
 /* The first request that failed, as a problem; false = none has. */
 static bool find_problem(answer *s, mx_problem *p)
@@ -81,15 +81,16 @@ static bool find_problem(answer *s, mx_problem *p)
     for (size_t i = 0; i < s->n; i++) {
         choice *c = &s->choices[i];
         if (c->finish == MX_FINISH_CANCELLED) {
-            mx_problem_set(p, 503, "stopping", NULL, "the request was stopped because the server is "
-                           "shutting down");
+            mx_problem_set(p, 503, "stopping", NULL, "the request was stopped because the server "
+                           "is shutting down");
             p->retry_after_s = 5;
             return true;
         }
         if (c->finish == MX_FINISH_ERROR) {
             const char *text = c->out.error_text[0] == '\0' ? mx_err_name(c->out.error)
                                                             : c->out.error_text;
-            mx_problem_set(p, 500, mx_err_name(c->out.error), NULL, "the answer could not be computed: "
+            mx_problem_set(p, 500, mx_err_name(c->out.error), NULL,
+                           "the answer could not be computed: "
                            "%s", text);
             return true;
         }
@@ -128,7 +129,7 @@ static bool read_choices(answer *s)
     return all_ended || any_failed;
 }
 
-/* ---- one object --------------------------------------------------------------------------------- */
+/* ---- one object ------------------------------------------------------------------------------ */
 
 static void write_choice(answer *s, size_t i, mx_buf *b)
 {
@@ -182,7 +183,7 @@ static mx_http_pull pull_object(void *arg, mx_http_exchange *x, mx_buf *out)
     return MX_HTTP_END;
 }
 
-/* ---- a stream ----------------------------------------------------------------------------------- */
+/* ---- a stream -------------------------------------------------------------------------------- */
 
 static void open_chunk(answer *s, size_t index, mx_buf *b)
 {
@@ -231,7 +232,8 @@ static void stream_text(answer *s, size_t i, mx_buf *b)
 static void stream_finish(answer *s, size_t i, mx_buf *b)
 {
     open_chunk(s, i, b);
-    mx_buf_str(b, s->is_chat ? "\"delta\":{},\"logprobs\":null" : "\"text\":\"\",\"logprobs\":null");
+    mx_buf_str(b,
+               s->is_chat ? "\"delta\":{},\"logprobs\":null" : "\"text\":\"\",\"logprobs\":null");
     close_chunk(b, mx_finish_name(s->choices[i].finish));
 }
 
@@ -288,7 +290,7 @@ static mx_http_pull pull_stream(void *arg, mx_http_exchange *x, mx_buf *out)
     return MX_HTTP_END;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------ */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void closed(void *arg, bool hung_up)
 {
@@ -312,17 +314,17 @@ static void closed(void *arg, bool hung_up)
     answer_free(s);
 }
 
-/* ---- the beginning ------------------------------------------------------------------------------ */
+/* ---- the beginning --------------------------------------------------------------------------- */
 
 static bool too_long(mx_problem *p, size_t n_prompt, size_t n_ctx)
 {
     p->n_prompt_tokens = n_prompt;
     p->n_ctx = n_ctx;
     return mx_problem_set(p, 400, "context_length_exceeded", "messages",
-                          "request (%zu tokens) exceeds the available context size (%zu tokens); this "
-                          "model's maximum context length is %zu tokens, of which one must be left for "
-                          "the answer: shorten the messages, or start with a larger --ctx or "
-                          "--kv-budget", n_prompt, n_ctx, n_ctx);
+                          "request (%zu tokens) exceeds the available context size (%zu tokens); "
+                              "this model's maximum context length is %zu tokens, of which one "
+                              "must be left for the answer: shorten the messages, or start with a "
+                              "larger --ctx or --kv-budget", n_prompt, n_ctx, n_ctx);
 }
 
 static bool create_request(answer *s, size_t i, const mx_api_params *a, const mx_prompt *prompt,
@@ -359,7 +361,8 @@ static bool create_request(answer *s, size_t i, const mx_api_params *a, const mx
         return mx_problem_set(p, 400, "context_length_exceeded", s->is_chat ? "messages" : "prompt",
                               "%s", eb.text);
     }
-    return mx_problem_set(p, 500, mx_err_name(e), NULL, "the request could not be set up: %s", eb.text);
+    return mx_problem_set(p, 500, mx_err_name(e), NULL, "the request could not be set up: %s",
+                          eb.text);
 }
 
 static bool submit_request(answer *s, size_t i, mx_problem *p)
@@ -371,13 +374,14 @@ static bool submit_request(answer *s, size_t i, mx_problem *p)
     }
     p->retry_after_s = 5;
     if (e == MX_E_FULL) {
-        return mx_problem_set(p, 503, "queue_full", NULL, "too many requests are waiting already; try "
-                              "again later (--max-queued sets how many may wait)");
+        return mx_problem_set(p, 503, "queue_full", NULL, "too many requests are waiting already; "
+                              "try again later (--max-queued sets how many may wait)");
     }
     if (e == MX_E_CANCELLED) {
         return mx_problem_set(p, 503, "stopping", NULL, "the server is shutting down");
     }
-    return mx_problem_set(p, 500, mx_err_name(e), NULL, "the request could not be queued: %s", eb.text);
+    return mx_problem_set(p, 500, mx_err_name(e), NULL, "the request could not be queued: %s",
+                          eb.text);
 }
 
 static void write_head(answer *s, const mx_api_params *a)

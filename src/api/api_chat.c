@@ -72,7 +72,7 @@ static mx_value *value_of(chat *c, struct json_object *v)
     return mx_value_none(a);
 }
 
-/* ---- content ------------------------------------------------------------------------------------ */
+/* ---- content --------------------------------------------------------------------------------- */
 
 static bool content_part(chat *c, size_t at, size_t part, struct json_object *v, mx_buf *text,
                          mx_buf *reasoning)
@@ -84,7 +84,8 @@ static bool content_part(chat *c, size_t at, size_t part, struct json_object *v,
         return true;
     }
     if (!json_object_is_type(v, json_type_object)) {
-        return mx_problem_field(c->p, where, "'%s' must be an object with a \"type\", not %s", where,
+        return mx_problem_field(c->p, where, "'%s' must be an object with a \"type\", not %s",
+                                where,
                                 mx_json_kind(v));
     }
     struct json_object *type_v = mx_json_field(v, "type");
@@ -146,7 +147,7 @@ static bool read_content(chat *c, size_t at, struct json_object *m, mx_buf *text
     return true;
 }
 
-/* ---- tool calls ----------------------------------------------------------------------------------- */
+/* ---- tool calls ------------------------------------------------------------------------------ */
 
 /* Arguments arrive as a string that holds JSON; templates want the object. Text that does not parse
  * stays text: it is history, and refusing it would end the conversation. */
@@ -212,7 +213,7 @@ static bool add_tool_calls(chat *c, size_t at, struct json_object *calls, mx_val
     return true;
 }
 
-/* ---- messages ------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static bool read_role(chat *c, size_t at, struct json_object *m, mx_str *role)
 {
@@ -224,7 +225,8 @@ static bool read_role(chat *c, size_t at, struct json_object *m, mx_str *role)
     snprintf(where, sizeof where, "messages[%zu].role", at);
     struct json_object *v = mx_json_field(m, "role");
     if (v == NULL || !json_object_is_type(v, json_type_string)) {
-        return mx_problem_field(c->p, where, "'%s' must be a string: system, user, assistant or tool",
+        return mx_problem_field(c->p, where, "'%s' must be a string: system, user, assistant or "
+                                "tool",
                                 where);
     }
     for (size_t i = 0; i < MX_COUNT(roles); i++) {
@@ -258,8 +260,8 @@ static bool build_message(chat *c, size_t at, mx_buf *text, mx_buf *reasoning, m
     if (!json_object_is_type(m, json_type_object)) {
         char where[64];
         snprintf(where, sizeof where, "messages[%zu]", at);
-        return mx_problem_field(c->p, where, "'%s' must be an object with \"role\" and \"content\", "
-                                "not %s", where, mx_json_kind(m));
+        return mx_problem_field(c->p, where, "'%s' must be an object with \"role\" and "
+                                "\"content\", not %s", where, mx_json_kind(m));
     }
     mx_str role;
     if (!read_role(c, at, m, &role) || !read_content(c, at, m, text, reasoning)) {
@@ -346,7 +348,8 @@ static bool read_ending(chat *c, bool *opens_message)
     bool generation_given = mx_json_field(c->body, "add_generation_prompt") != NULL;
     if (!is_assistant(last)) {
         if (continue_given && continue_asked) {
-            return mx_problem_field(c->p, "continue_final_message", "'continue_final_message' needs a "
+            return mx_problem_field(c->p, "continue_final_message",
+                                    "'continue_final_message' needs a "
                                     "last message with the role assistant");
         }
         *opens_message = !generation_given || generation_asked;
@@ -355,8 +358,8 @@ static bool read_ending(chat *c, bool *opens_message)
     if (c->n_messages > 1
         && is_assistant(json_object_array_get_idx(c->messages, c->n_messages - 2)))
     {
-        return mx_problem_field(c->p, "messages", "'messages' ends with two assistant messages: join "
-                                "them, or put a user message between or behind them");
+        return mx_problem_field(c->p, "messages", "'messages' ends with two assistant messages: "
+                                "join them, or put a user message between or behind them");
     }
     struct json_object *calls = mx_json_field(last, "tool_calls");
     bool has_calls = json_object_is_type(calls, json_type_array)
@@ -366,7 +369,7 @@ static bool read_ending(chat *c, bool *opens_message)
     return true;
 }
 
-/* ---- tools and variables --------------------------------------------------------------------------- */
+/* ---- tools and variables --------------------------------------------------------------------- */
 
 static bool read_tool_choice(chat *c, bool has_tools)
 {
@@ -380,8 +383,8 @@ static bool read_tool_choice(chat *c, bool has_tools)
             return true;
         }
         if (!mx_str_eq(s, MX_STR("required"))) {
-            return mx_problem_field(c->p, "tool_choice", "'tool_choice' must be \"none\", \"auto\", "
-                                    "\"required\" or an object");
+            return mx_problem_field(c->p, "tool_choice", "'tool_choice' must be \"none\", "
+                                    "\"auto\", \"required\" or an object");
         }
     } else if (!json_object_is_type(v, json_type_object)) {
         return mx_problem_field(c->p, "tool_choice", "'tool_choice' must be a string or an object, "
@@ -439,7 +442,8 @@ static bool add_tools(chat *c, mx_value *context)
         is_bare = true;
     }
     if (tools != NULL && !json_object_is_type(tools, json_type_array)) {
-        return mx_problem_field(c->p, is_bare ? "functions" : "tools", "'%s' must be an array, not %s",
+        return mx_problem_field(c->p, is_bare ? "functions" : "tools",
+                                "'%s' must be an array, not %s",
                                 is_bare ? "functions" : "tools", mx_json_kind(tools));
     }
     size_t n = tools == NULL ? 0 : json_object_array_length(tools);
@@ -493,8 +497,9 @@ static bool add_variables(chat *c, mx_value *context)
     json_object_object_foreach(kwargs, key, item) {
         for (size_t i = 0; i < MX_COUNT(ours); i++) {
             if (strcmp(key, ours[i]) == 0) {
-                return mx_problem_field(c->p, "chat_template_kwargs", "'chat_template_kwargs.%s' is "
-                                        "set by the server; use the field of the request", key);
+                return mx_problem_field(c->p, "chat_template_kwargs",
+                                        "'chat_template_kwargs.%s' is set by the server; use the "
+                                        "field of the request", key);
             }
         }
         set(c, context, key, value_of(c, item));
@@ -502,7 +507,7 @@ static bool add_variables(chat *c, mx_value *context)
     return true;
 }
 
-/* ---- rendering -------------------------------------------------------------------------------------- */
+/* ---- rendering ------------------------------------------------------------------------------- */
 
 static bool cut_at_mark(chat *c, mx_rendered *out)
 {
@@ -512,8 +517,9 @@ static bool cut_at_mark(chat *c, mx_rendered *out)
         at = memmem(out->text.ptr, out->text.len, c->mark, n_mark);
     }
     if (at == NULL) {
-        return mx_problem_field(c->p, "messages", "the model's chat template does not render the last "
-                                "assistant message, so it cannot be continued: end with a user message");
+        return mx_problem_field(c->p, "messages", "the model's chat template does not render the "
+                                "last assistant message, so it cannot be continued: end with a "
+                                "user message");
     }
     size_t cut = (size_t)(at - out->text.ptr);
     out->text.len = cut;
@@ -539,7 +545,8 @@ static bool render(chat *c, const mx_value *context, mx_rendered *out)
     case MX_E_NOMEM:
         return mx_problem_set(c->p, 500, NULL, NULL, "out of memory while rendering the prompt");
     case MX_E_LIMIT:
-        return mx_problem_field(c->p, "messages", "rendering the prompt exceeded a limit: %s", eb.text);
+        return mx_problem_field(c->p, "messages", "rendering the prompt exceeded a limit: %s",
+                                eb.text);
     default:
         return mx_problem_field(c->p, "messages", out->is_template_error
                                 ? "the model's chat template refuses these messages: %s"
@@ -565,10 +572,12 @@ static bool read_messages(chat *c)
     c->messages = v;
     c->n_messages = json_object_array_length(v);
     if (c->n_messages == 0) {
-        return mx_problem_field(c->p, "messages", "'messages' is empty: it needs at least one message");
+        return mx_problem_field(c->p, "messages", "'messages' is empty: it needs at least one "
+                                "message");
     }
     if (c->n_messages > MAX_MESSAGES) {
-        return mx_problem_field(c->p, "messages", "'messages' has %zu entries; at most %d are possible",
+        return mx_problem_field(c->p, "messages", "'messages' has %zu entries; at most %d are "
+                                "possible",
                                 c->n_messages, MAX_MESSAGES);
     }
     return true;
@@ -611,8 +620,8 @@ bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendere
     *out = (mx_rendered){0};
     if (env->template == NULL) {
         return mx_problem_set(p, 400, "no_chat_template", "messages",
-                              "the model file has no usable chat template, so messages cannot become "
-                              "a prompt: use /v1/completions with the prompt text");
+                              "the model file has no usable chat template, so messages cannot "
+                                  "become a prompt: use /v1/completions with the prompt text");
     }
     chat c = {.env = env, .p = p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
     mx_value *context = c.arena == NULL ? NULL : mx_value_dict(c.arena);

@@ -187,7 +187,8 @@ static void info_cold(mx_api *a, const mx_engine_stats *s, mx_buf *b)
             field_str(b, "degraded_reason", c->degraded_reason);
         }
         mx_buf_printf(b,
-                      ",\"files\":%llu,\"bytes\":%llu,\"pages_written\":%llu,\"bytes_written\":%llu,"
+                      ",\"files\":%llu,\"bytes\":%llu,\"pages_written\":%llu,"
+                      "\"bytes_written\":%llu,"
                       "\"sessions_written\":%llu,\"write_failures\":%llu,\"dropped_full\":%llu,"
                       "\"pages_read\":%llu,\"bytes_read\":%llu,\"quarantined\":%llu,"
                       "\"queued_jobs\":%llu,\"queued_bytes\":%llu,\"read_bytes_per_us\":%.3f",

@@ -2,10 +2,10 @@
  *
  * Strict JSON in front of json-c. json-c keeps key order and survives lone surrogates, but even its
  * strict mode lets through what is not JSON (NaN, "1.", "-01", raw control characters, ill-formed
- * UTF-8), cuts a key at \u0000, saturates integers beyond 64 bits and reports errors without a line.
- * So one pass over the bytes checks the grammar first; json-c then only builds the tree of a text
- * that is known to be good. An integer beyond 64 bits is handed to json-c with "e0" behind it: as a
- * float it keeps its text, and mx_json_number_text takes the "e0" off again.
+ * UTF-8), cuts a key at \u0000, saturates integers beyond 64 bits and reports errors without a
+ * line. So one pass over the bytes checks the grammar first; json-c then only builds the tree of a
+ * text that is known to be good. An integer beyond 64 bits is handed to json-c with "e0" behind it:
+ * as a float it keeps its text, and mx_json_number_text takes the "e0" off again.
  */
 #include "api/api_json.h"
 
@@ -43,7 +43,7 @@ bool mx_problem_field(mx_problem *p, const char *param, const char *fmt, ...)
     return mx_problem_set(p, 400, NULL, param, "%s", text);
 }
 
-/* ---- the strict check --------------------------------------------------------------------------- */
+/* ---- the strict check ------------------------------------------------------------------------ */
 
 typedef struct scan {
     const char *begin, *p, *end;
@@ -288,7 +288,8 @@ static mx_err scan_value(scan *s)
                 }
                 break;
             } else {
-                return bad(s, s->p, in_object ? "',' or '}' was expected" : "',' or ']' was expected");
+                return bad(s, s->p, in_object ? "',' or '}' was expected" : "',' or ']' was "
+                           "expected");
             }
         }
     }
@@ -323,7 +324,8 @@ static mx_err build_tree(struct json_object **out, mx_str text, mx_errbuf *eb)
     json_tokener_set_flags(tok, JSON_TOKENER_STRICT);
     struct json_object *o = json_tokener_parse_ex(tok, text.ptr, (int)text.len);
     enum json_tokener_error e = json_tokener_get_error(tok);
-    if (e == json_tokener_continue) { /* a bare number at the end could go on: say that it does not */
+    /* a bare number at the end could go on: say that it does not */
+    if (e == json_tokener_continue) {
         o = json_tokener_parse_ex(tok, "", 1);
         e = json_tokener_get_error(tok);
     }
@@ -369,7 +371,7 @@ mx_err mx_json_parse(struct json_object **out, mx_str text, mx_errbuf *eb)
     return err;
 }
 
-/* ---- access ------------------------------------------------------------------------------------- */
+/* ---- access ---------------------------------------------------------------------------------- */
 
 struct json_object *mx_json_field(struct json_object *object, const char *name)
 {
@@ -423,7 +425,8 @@ bool mx_json_get_bool(struct json_object *o, const char *name, bool *out, mx_pro
         return true;
     }
     if (!json_object_is_type(v, json_type_boolean)) {
-        return mx_problem_field(p, name, "'%s' must be true or false, not %s", name, mx_json_kind(v));
+        return mx_problem_field(p, name, "'%s' must be true or false, not %s", name,
+                                mx_json_kind(v));
     }
     *out = json_object_get_boolean(v);
     return true;

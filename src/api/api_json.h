@@ -3,8 +3,8 @@
  * api_json.h: reading request bodies: strict JSON with positions in its errors, and typed access to
  * fields where a wrong type or range becomes a sentence that names the field.
  *
- * The tree is json-c's; a strict check of our own runs before it (docs/decisions/0001-json-library.md
- * says why both). A tree belongs to the thread that parsed it.
+ * The tree is json-c's; a strict check of our own runs before it
+ * (docs/decisions/0001-json-library.md says why both). A tree belongs to the thread that parsed it.
  */
 #ifndef MX_API_JSON_H
 #define MX_API_JSON_H
@@ -35,9 +35,9 @@ bool mx_problem_set(mx_problem *p, unsigned status, const char *code, const char
 bool mx_problem_field(mx_problem *p, const char *param, const char *fmt, ...) MX_PRINTF(3, 4);
 
 /* RFC 8259 and nothing else, well-formed UTF-8, no deeper than MX_JSON_MAX_DEPTH. MX_E_FORMAT (with
- * what, line, column, byte), MX_E_LIMIT (too deep, too many values), MX_E_NOMEM. Free with json_object_put. Lone
- * surrogates become U+FFFD; of duplicate keys the last value wins, at the place of the first; numbers
- * keep their text (mx_json_number_text). */
+ * what, line, column, byte), MX_E_LIMIT (too deep, too many values), MX_E_NOMEM. Free with
+ * json_object_put. Lone surrogates become U+FFFD; of duplicate keys the last value wins, at the
+ * place of the first; numbers keep their text (mx_json_number_text). */
 mx_err mx_json_parse(struct json_object **out, mx_str text, mx_errbuf *eb);
 
 /* The field, or NULL when it is absent or null (the two are the same to every client). */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Request parameters. Defaults are OpenAI's (temperature 1, top_p 1, no penalties), because clients
- * leave a field out when they mean that default; a temperature of 0 is greedy decoding. A field that
- * we know but cannot honour is refused by name: an answer that silently ignored `n` or
+ * leave a field out when they mean that default; a temperature of 0 is greedy decoding. A field
+ * that we know but cannot honour is refused by name: an answer that silently ignored `n` or
  * `response_format` would look right and be wrong.
  */
 #include "api/api_params.h"
@@ -156,8 +156,8 @@ static bool read_bias(mx_api_params *a, struct json_object *o, size_t n_vocab, m
         return true;
     }
     if (!json_object_is_type(v, json_type_object)) {
-        return mx_problem_field(p, "logit_bias", "'logit_bias' must be an object that maps token ids "
-                                "to numbers, not %s", mx_json_kind(v));
+        return mx_problem_field(p, "logit_bias", "'logit_bias' must be an object that maps token "
+                                "ids to numbers, not %s", mx_json_kind(v));
     }
     size_t n = (size_t)json_object_object_length(v);
     a->bias = mx_calloc(n == 0 ? 1 : n, sizeof *a->bias);
@@ -169,8 +169,8 @@ static bool read_bias(mx_api_params *a, struct json_object *o, size_t n_vocab, m
         char *end;
         long long id = strtoll(key, &end, 10);
         if (*key < '0' || *key > '9' || *end != '\0' || (unsigned long long)id >= n_vocab) {
-            return mx_problem_field(p, "logit_bias", "'logit_bias' has the key \"%.32s\", which is not "
-                                    "a token id of this model (0 to %zu)", key, n_vocab - 1);
+            return mx_problem_field(p, "logit_bias", "'logit_bias' has the key \"%.32s\", which "
+                                    "is not a token id of this model (0 to %zu)", key, n_vocab - 1);
         }
         double d = json_object_get_double(value);
         bool is_number = json_object_is_type(value, json_type_double)

@@ -68,7 +68,7 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, si
     return ok;
 }
 
-/* ---- plain prompts --------------------------------------------------------------------------------- */
+/* ---- plain prompts --------------------------------------------------------------------------- */
 
 static bool encode_text(mx_api *a, mx_str text, const char *where, mx_prompt *out, mx_problem *p)
 {
@@ -127,8 +127,8 @@ bool mx_api_text_prompts(mx_api *a, struct json_object *body, mx_prompt **out, s
 {
     struct json_object *v = mx_json_field(body, "prompt");
     if (v == NULL) {
-        return mx_problem_field(p, "prompt", "'prompt' is missing: send a string, an array of strings "
-                                "or an array of token ids");
+        return mx_problem_field(p, "prompt", "'prompt' is missing: send a string, an array of "
+                                "strings or an array of token ids");
     }
     bool is_array = json_object_is_type(v, json_type_array);
     if (is_array && json_object_array_length(v) == 0) {
@@ -137,8 +137,8 @@ bool mx_api_text_prompts(mx_api *a, struct json_object *body, mx_prompt **out, s
     bool is_several = is_array && !is_number(json_object_array_get_idx(v, 0));
     *n = is_several ? json_object_array_length(v) : 1;
     if (*n > MX_API_MAX_PROMPTS) {
-        return mx_problem_field(p, "prompt", "'prompt' has %zu prompts; at most %d are possible in one "
-                                "request", *n, MX_API_MAX_PROMPTS);
+        return mx_problem_field(p, "prompt", "'prompt' has %zu prompts; at most %d are possible "
+                                "in one request", *n, MX_API_MAX_PROMPTS);
     }
     *out = new_prompts(*n);
     if (*out == NULL) {

@@ -87,7 +87,7 @@ void mx_write_timings(mx_buf *b, const mx_usage *u)
                   s->n_computed, prompt_ms, s->n_generated, predicted_ms);
 }
 
-/* ---- logprobs ------------------------------------------------------------------------------------ */
+/* ---- logprobs -------------------------------------------------------------------------------- */
 
 static void clean_json_string(mx_buf *b, mx_str s)
 {

@@ -50,7 +50,8 @@ static int wrong_usage(const char *what)
 static int run_help(int argc, char **argv)
 {
     if (argc == 0) {
-        printf("mtplx " MX_VERSION ": serves a local model, and keeps every prompt it has computed.\n\n");
+        printf("mtplx " MX_VERSION ": serves a local model, and keeps every prompt it has "
+               "computed.\n\n");
         for (size_t i = 0; i < MX_COUNT(commands); i++) {
             printf("  %-55s %s\n", commands[i].usage, commands[i].summary);
         }
@@ -100,7 +101,8 @@ static int run_cache(int argc, char **argv)
     if (dir == NULL || *dir == '\0') {
         const char *home = mx_machine_home();
         if (home == NULL) {
-            return wrong_usage("there is no home folder; name the folder with --ssd-session-cache-dir");
+            return wrong_usage("there is no home folder; name the folder with "
+                               "--ssd-session-cache-dir");
         }
         mx_default_cache_dir(standard, sizeof standard, home);
         dir = standard;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Cores and memory. A container's limits are in its cgroup, not in /proc/meminfo, and a server that
- * sizes its caches by the machine is killed there; so both are read and the smaller one counts. Page
- * cache that the cgroup charges to us can be dropped, so it counts as free.
+ * sizes its caches by the machine is killed there; so both are read and the smaller one counts.
+ * Page cache that the cgroup charges to us can be dropped, so it counts as free.
  */
 #include "cli/cli_machine.h"
 
@@ -78,7 +78,8 @@ static bool cgroup_free(const char *root, uint64_t *out)
     static const struct { const char *limit, *used, *stat, *cache_key; } layouts[] = {
         {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
          "inactive_file "},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
          "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file "},
     };
     for (size_t i = 0; i < MX_COUNT(layouts); i++) {

@@ -10,7 +10,8 @@
 /* Cores that this process may use: affinity and CPU quota count. At least 1. */
 unsigned mx_machine_cores(void);
 /* Memory that can still be taken: the smaller of what the machine has and the cgroup allows. 0 =
- * cannot be found out. root: "" for the real system; tests give a folder that holds proc/ and sys/. */
+ * cannot be found out. root: "" for the real system; tests give a folder that holds proc/ and
+ * sys/. */
 uint64_t mx_machine_free_bytes(const char *root);
 /* The home folder, from HOME or else the user database. NULL = none. */
 const char *mx_machine_home(void);

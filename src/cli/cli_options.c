@@ -108,8 +108,8 @@ static const option table[] = {
      "1: the last page is copied right after a snapshot, so that no append waits for it"},
     {"MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP", OPT_ENV_NUMBER, AT(near_prefix_gap), NULL, "8", 0,
      4096, NULL, "an entry at most so much longer than the match is called near_prefix; 0 = never"},
-    {"MTPLX_SESSION_BOUNDARY_TRUE_RESTORE", OPT_ENV_BOOL, AT(boundary_true_restore), NULL, "1", 0, 0,
-     NULL, "for models with recurrent layers: 1 restores at stored boundaries only"},
+    {"MTPLX_SESSION_BOUNDARY_TRUE_RESTORE", OPT_ENV_BOOL, AT(boundary_true_restore), NULL, "1", 0,
+     0, NULL, "for models with recurrent layers: 1 restores at stored boundaries only"},
 };
 
 static bool is_env_only(const option *o)
@@ -129,7 +129,7 @@ static void env_name(const option *o, char out[64])
     }
 }
 
-/* ---- values ------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 bool mx_parse_size(const char *text, uint64_t *out)
 {
@@ -193,7 +193,8 @@ static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t 
 
 static bool parse_bool(const char *text, bool *out)
 {
-    static const char *const yes[] = {"1", "on", "true", "yes"}, *const no[] = {"0", "off", "false", "no"};
+    static const char *const yes[] = {"1", "on", "true", "yes"};
+    static const char *const no[] = {"0", "off", "false", "no"};
     for (size_t i = 0; i < MX_COUNT(yes); i++) {
         if (strcmp(text, yes[i]) == 0 || strcmp(text, no[i]) == 0) {
             *out = strcmp(text, yes[i]) == 0;
@@ -273,14 +274,15 @@ static mx_err set_value(mx_settings *s, const option *o, const char *text, bool 
     case OPT_NUMBER:
     case OPT_ENV_NUMBER:
         if (!parse_number(text, o->min, o->max, to)) {
-            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a whole number from %llu to "
-                           "%llu", shown, text, (unsigned long long)o->min,
+            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a whole number from "
+                           "%llu to %llu", shown, text, (unsigned long long)o->min,
                            (unsigned long long)o->max);
         }
         return MX_OK;
     case OPT_SIZE:
         if (!mx_parse_size(text, to)) {
-            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a size such as 512M or 4G",
+            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a size such as 512M or "
+                           "4G",
                            shown, text);
         }
         return MX_OK;
@@ -298,7 +300,7 @@ static mx_err set_value(mx_settings *s, const option *o, const char *text, bool 
     return MX_OK;
 }
 
-/* ---- parsing ------------------------------------------------------------------------------------ */
+/* ---- parsing --------------------------------------------------------------------------------- */
 
 static const option *find_option(const char *name, size_t len)
 {
@@ -346,14 +348,16 @@ static mx_err read_arguments(mx_settings *s, int argc, char **argv, mx_errbuf *e
     for (int i = 0; i < argc; i++) {
         const char *arg = argv[i];
         if (strncmp(arg, "--", 2) != 0) {
-            return mx_fail(eb, MX_E_INVALID, "\"%.64s\" is not an option; `mtplx help start` lists them",
+            return mx_fail(eb, MX_E_INVALID, "\"%.64s\" is not an option; `mtplx help start` "
+                           "lists them",
                            arg);
         }
         const char *name = arg + 2, *equals = strchr(name, '=');
         size_t len = equals != NULL ? (size_t)(equals - name) : strlen(name);
         const option *o = find_option(name, len);
         if (o == NULL) {
-            return mx_fail(eb, MX_E_INVALID, "there is no option --%.*s; `mtplx help start` lists them",
+            return mx_fail(eb, MX_E_INVALID, "there is no option --%.*s; `mtplx help start` lists "
+                           "them",
                            (int)mx_min_size(len, 64), name);
         }
         const char *text = equals != NULL ? equals + 1 : NULL;
@@ -367,7 +371,8 @@ static mx_err read_arguments(mx_settings *s, int argc, char **argv, mx_errbuf *e
             text = argv[++i];
         }
         if (is_list(o) && !was_given[o - table]) {
-            list_clear((mx_string_list *)(void *)((char *)s + o->offset)); /* replaces the environment's */
+            /* replaces the environment's */
+            list_clear((mx_string_list *)(void *)((char *)s + o->offset));
         }
         was_given[o - table] = true;
         char shown[64];
@@ -404,7 +409,7 @@ void mx_settings_free(mx_settings *s)
     *s = (mx_settings){0};
 }
 
-/* ---- showing ------------------------------------------------------------------------------------ */
+/* ---- showing --------------------------------------------------------------------------------- */
 
 /* Words of `text` in lines of at most 90 columns, indented by 6. */
 static void wrap(mx_buf *out, const char *text)

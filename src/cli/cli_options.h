@@ -47,7 +47,8 @@ typedef struct mx_settings {
 enum { MX_CPU_AUTO = 100 };
 
 /* Defaults, then the environment, then argv[0..argc-1] (without program and command). MX_E_INVALID:
- * eb names the option or variable, what is wrong with it and what is possible. Free in every case. */
+ * eb names the option or variable, what is wrong with it and what is possible. Free in every
+ * case. */
 mx_err mx_settings_parse(mx_settings *s, int argc, char **argv, mx_errbuf *eb);
 void mx_settings_free(mx_settings *s);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The signal thread. sigwait instead of handlers: a handler could do next to nothing, and would need
- * global variables to say what happened. The second signal must work even when the main thread hangs
- * in its clean-up, so it is this thread that ends the process.
+ * The signal thread. sigwait instead of handlers: a handler could do next to nothing, and would
+ * need global variables to say what happened. The second signal must work even when the main thread
+ * hangs in its clean-up, so it is this thread that ends the process.
  */
 #include "cli/cli_signals.h"
 

@@ -5,8 +5,8 @@
  *   settings -> signals -> api -> http (answers 503 "loading") -> pool -> model -> engine -> ready
  *
  * Going down, everything that feeds a part ends before the part does: no new connections, no new
- * requests, answers drain or are cancelled, then the HTTP server, the engine (which flushes the cold
- * tier), the model. The HTTP server starts before the model loads, so that a health check sees
+ * requests, answers drain or are cancelled, then the HTTP server, the engine (which flushes the
+ * cold tier), the model. The HTTP server starts before the model loads, so that a health check sees
  * "loading" instead of a refused connection, and a taken port is reported before seconds are spent.
  */
 #include "cli/cli_start.h"
@@ -47,7 +47,7 @@ void mx_default_cache_dir(char *out, unsigned long cap, const char *home)
     snprintf(out, cap, "%s/.mtplx/session_cache", home);
 }
 
-/* ---- checks before anything starts --------------------------------------------------------------- */
+/* ---- checks before anything starts ----------------------------------------------------------- */
 
 static bool is_loopback(const char *host)
 {
@@ -60,9 +60,9 @@ static mx_err check_host(const mx_settings *s, mx_errbuf *eb)
     if (is_loopback(s->host) || s->api_keys.n > 0) {
         return MX_OK;
     }
-    return mx_fail(eb, MX_E_DENIED, "--host %.64s would let everybody on the network use this server. "
-                   "Set a key: MTPLX_API_KEY=... mtplx start --host %.64s (or --api-key KEY), or leave "
-                   "--host out to serve this machine only", s->host, s->host);
+    return mx_fail(eb, MX_E_DENIED, "--host %.64s would let everybody on the network use this "
+                   "server. Set a key: MTPLX_API_KEY=... mtplx start --host %.64s (or --api-key "
+                   "KEY), or leave --host out to serve this machine only", s->host, s->host);
 }
 
 static mx_err find_model(server *s, mx_errbuf *eb)
@@ -77,13 +77,14 @@ static mx_err find_model(server *s, mx_errbuf *eb)
     }
     const char *home = mx_machine_home();
     if (home == NULL) {
-        return mx_fail(eb, MX_E_NOT_FOUND, "there is no home folder to look for the default model in; "
-                       "name a model: mtplx start --model FILE.gguf");
+        return mx_fail(eb, MX_E_NOT_FOUND, "there is no home folder to look for the default model "
+                       "in; name a model: mtplx start --model FILE.gguf");
     }
     snprintf(s->model_path, sizeof s->model_path, "%s/.mtplx/models/" DEFAULT_MODEL_FILE, home);
     if (stat(s->model_path, &st) != 0) {
-        return mx_fail(eb, MX_E_NOT_FOUND, "the default model is not there (%.200s). `make start` in the "
-                       "source folder downloads it, or name one: mtplx start --model FILE.gguf",
+        return mx_fail(eb, MX_E_NOT_FOUND, "the default model is not there (%.200s). `make start` "
+                       "in the source folder downloads it, or name one: mtplx start --model "
+                       "FILE.gguf",
                        s->model_path);
     }
     return MX_OK;
@@ -125,8 +126,8 @@ static mx_err size_up(mx_settings *o, const char *model_path, mx_errbuf *eb)
         uint64_t file = stat(model_path, &st) == 0 ? (uint64_t)st.st_size : 0;
         uint64_t available = mx_machine_free_bytes("");
         if (available == 0) {
-            return mx_fail(eb, MX_E_NOT_FOUND, "cannot find out how much memory is free; say how much "
-                           "the session bank may use: --kv-budget 2G");
+            return mx_fail(eb, MX_E_NOT_FOUND, "cannot find out how much memory is free; say how "
+                           "much the session bank may use: --kv-budget 2G");
         }
         o->kv_budget = available > file ? (available - file) / 2 : 0;
     }
@@ -148,7 +149,7 @@ static mx_err prepare(server *s, mx_errbuf *eb)
     return MX_OK;
 }
 
-/* ---- up ------------------------------------------------------------------------------------------ */
+/* ---- up -------------------------------------------------------------------------------------- */
 
 static const char *const *strings(const mx_string_list *l)
 {
@@ -207,9 +208,11 @@ static mx_err load_model(server *s, mx_errbuf *eb)
     MX_TRY(mx_model_load(&s->model, &model, s->pool, eb));
     const mx_model_config *c = mx_model_get_config(s->model);
     char name[128];
-    mx_log(MX_LOG_INFO, "model: name=%s architecture=%s params=%llu ctx=%u cpu=%s threads=%u load_ms=%.0f",
+    mx_log(MX_LOG_INFO, "model: name=%s architecture=%s params=%llu ctx=%u cpu=%s threads=%u "
+           "load_ms=%.0f",
            mx_log_safe(name, sizeof name, c->name, strlen(c->name)), c->architecture,
-           (unsigned long long)c->n_params, c->n_ctx, mx_model_kern(s->model)->name, (unsigned)o->threads,
+           (unsigned long long)c->n_params, c->n_ctx, mx_model_kern(s->model)->name,
+           (unsigned)o->threads,
            (double)(mx_now_us() - begin) / 1e3);
     return MX_OK;
 }
@@ -237,7 +240,8 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
     MX_TRY(mx_engine_start(&s->engine, &engine, eb));
     char budget[32];
     mx_print_size(budget, sizeof budget, o->kv_budget);
-    mx_log(MX_LOG_INFO, "engine: kv_budget=\"%s\" max_tokens=%zu ssd_session_cache=%s dir=%s", budget,
+    mx_log(MX_LOG_INFO, "engine: kv_budget=\"%s\" max_tokens=%zu ssd_session_cache=%s dir=%s",
+           budget,
            mx_engine_max_tokens(s->engine),
            o->ssd_mode == MX_COLD_OFF ? "off" : o->ssd_mode == MX_COLD_ON ? "on" : "write-only",
            o->ssd_mode == MX_COLD_OFF ? "-" : s->cache_dir);
@@ -266,7 +270,7 @@ static void print_ready(const server *s)
     fflush(stdout);
 }
 
-/* ---- down ---------------------------------------------------------------------------------------- */
+/* ---- down ------------------------------------------------------------------------------------ */
 
 static void wait_idle(server *s, uint64_t ms)
 {

@@ -71,7 +71,8 @@ static void message_shapes(void **state)
     expect_text(chatml, "{\"messages\":[{\"role\":\"developer\",\"content\":[{\"type\":\"text\","
                 "\"text\":\"A\"},{\"type\":\"input_text\",\"text\":\"B\"},{\"type\":\"odd\"}]}]}",
                 "<|im_start|>system\nAB<|im_end|>\n<|im_start|>assistant\n");
-    expect_text(chatml, "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[]},"
+    expect_text(chatml,
+                "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[]},"
                 "{\"role\":\"user\"}]}",
                 "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
                 "<|im_start|>assistant\n");
@@ -117,7 +118,8 @@ static void continues_the_assistant(void **state)
                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nOnce<|im_end|>\n"
                 "<|im_start|>assistant\n");
     /* The mark itself in a message must not confuse the cut. */
-    expect_text(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"mtplx-goes-on-here-0-mtplx\"},"
+    expect_text(chatml,
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"mtplx-goes-on-here-0-mtplx\"},"
                 "{\"role\":\"assistant\",\"content\":\"A\"}]}",
                 "<|im_start|>user\nmtplx-goes-on-here-0-mtplx<|im_end|>\n<|im_start|>assistant\nA");
     expect_problem(chatml, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\"},"
@@ -131,7 +133,8 @@ static void user_text_is_not_markup(void **state)
     (void)state;
     mx_rendered r;
     mx_problem p;
-    assert_true(render(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"<|im_end|>\"}]}", &r,
+    assert_true(render(chatml, "{\"messages\":[{\"role\":\"user\",\"content\":\"<|im_end|>\"}]}",
+                       &r,
                        &p));
     const char *at = strstr(r.text.ptr, "<|im_end|>");
     assert_non_null(at);
@@ -179,7 +182,8 @@ static void refusals(void **state)
         {"{\"messages\":[{\"role\":\"user\"}],\"tools\":[{\"function\":{}}]}", "tools"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":\"required\"}", "tool_choice"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":7}", "tool_choice"},
-        {"{\"messages\":[{\"role\":\"user\"}],\"chat_template_kwargs\":[]}", "chat_template_kwargs"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"chat_template_kwargs\":[]}",
+         "chat_template_kwargs"},
         {"{\"messages\":[{\"role\":\"user\"}],\"chat_template_kwargs\":{\"messages\":1}}",
          "chat_template_kwargs"},
         {"{\"messages\":[{\"role\":\"user\"}],\"continue_final_message\":true}",

@@ -24,7 +24,8 @@ static void expect_error(const char *text, size_t len, mx_err code, const char *
     mx_errbuf eb;
     mx_err e = parse(text, len, &o, &eb);
     if (e != code || strstr(eb.text, words) == NULL) {
-        fail_msg("%.60s: expected %s with \"%s\", got %s with \"%s\"", text, mx_err_name(code), words,
+        fail_msg("%.60s: expected %s with \"%s\", got %s with \"%s\"", text, mx_err_name(code),
+                 words,
                  mx_err_name(e), eb.text);
     }
     assert_null(o);

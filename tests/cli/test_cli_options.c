@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The option table: defaults, arguments over environment, refusals that name the option or variable,
- * and that no key reaches /info. Also what the machine offers, from files a test has written.
+ * The option table: defaults, arguments over environment, refusals that name the option or
+ * variable, and that no key reaches /info. Also what the machine offers, from files a test has
+ * written.
  */
 #include "base/mem.h"
 #include "cli/cli_machine.h"
@@ -59,7 +60,8 @@ static void sources(void **state)
     assert_string_equal(s.api_keys.items[1], "two");
     assert_true(s.strict_model);
     mx_settings_free(&s);
-    assert_int_equal(parse(&s, "--port=7", "--api-key", "three,four", "--strict-model=off", &eb), MX_OK);
+    assert_int_equal(parse(&s, "--port=7", "--api-key", "three,four", "--strict-model=off", &eb),
+                     MX_OK);
     assert_int_equal(s.port, 7);
     assert_int_equal(s.api_keys.n, 1);
     assert_string_equal(s.api_keys.items[0], "three,four");
@@ -89,7 +91,8 @@ static void refusals(void **state)
         {"--port", "70000", "--port"}, {"--port", "x", "--port"}, {"--port", "-1", "--port"},
         {"--port", NULL, "needs a value"}, {"--prot", "1", "--prot"}, {"start", NULL, "start"},
         {"--kv-budget", "12Q", "--kv-budget"}, {"--kv-type", "f8", "f16|f32"},
-        {"--ssd-session-cache", "maybe", "on|off|write-only"}, {"--max-running", "0", "--max-running"},
+        {"--ssd-session-cache", "maybe", "on|off|write-only"}, {"--max-running", "0",
+                                                                "--max-running"},
         {"--strict-model=perhaps", NULL, "--strict-model"}, {"--host", "", "--host"},
         {"--api-key", "", "--api-key"},
     };
@@ -105,8 +108,10 @@ static void refusals(void **state)
     }
     static const struct { const char *name, *value; } bad_env[] = {
         {"MTPLX_SESSION_LAZY_SNAPSHOT", "2"}, {"MTPLX_SESSION_LAZY_SNAPSHOT", ""},
-        {"MTPLX_SESSION_SNAPSHOT_SETTLE", "maybe"}, {"MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP", "-1"},
-        {"MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP", "8.5"}, {"MTPLX_SESSION_BOUNDARY_TRUE_RESTORE", "x"},
+        {"MTPLX_SESSION_SNAPSHOT_SETTLE", "maybe"}, {"MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP",
+                                                     "-1"},
+        {"MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP", "8.5"}, {"MTPLX_SESSION_BOUNDARY_TRUE_RESTORE",
+                                                             "x"},
         {"MTPLX_PORT", "http"},
     };
     for (size_t i = 0; i < MX_COUNT(bad_env); i++) {
@@ -116,7 +121,8 @@ static void refusals(void **state)
         mx_err e = parse(&s, NULL, NULL, NULL, NULL, &eb);
         unsetenv(bad_env[i].name);
         if (e != MX_E_INVALID || strstr(eb.text, bad_env[i].name) == NULL) {
-            fail_msg("%s=%s: got %s: %s", bad_env[i].name, bad_env[i].value, mx_err_name(e), eb.text);
+            fail_msg("%s=%s: got %s: %s", bad_env[i].name, bad_env[i].value, mx_err_name(e),
+                     eb.text);
         }
         mx_settings_free(&s);
     }
@@ -126,7 +132,8 @@ static void sizes(void **state)
 {
     (void)state;
     static const struct { const char *text; uint64_t bytes; } good[] = {
-        {"0", 0}, {"4096", 4096}, {"1K", 1024}, {"1k", 1024}, {"2MiB", 2097152}, {"1.5G", 1610612736},
+        {"0", 0}, {"4096", 4096}, {"1K", 1024}, {"1k", 1024}, {"2MiB", 2097152}, {"1.5G",
+                1610612736},
         {"1GB", 1073741824}, {"3T", 3298534883328}, {"7B", 7},
     };
     uint64_t n;
@@ -136,7 +143,8 @@ static void sizes(void **state)
                      (unsigned long long)n);
         }
     }
-    static const char *const bad[] = {"", "G", "-1", "1X", "1KX", "1e999", "99999999T", "1 K", "nan",
+    static const char *const bad[] = {"", "G", "-1", "1X", "1KX", "1e999", "99999999T", "1 K",
+                                      "nan",
                                       "inf"};
     for (size_t i = 0; i < MX_COUNT(bad); i++) {
         if (mx_parse_size(bad[i], &n)) {
@@ -151,11 +159,13 @@ static void help_names_every_setting(void **state)
     mx_buf b = {0};
     mx_settings_help(&b);
     static const char *const names[] = {
-        "--model FILE", "--host", "--port", "--threads", "--ctx", "--kv-budget SIZE", "--api-key KEY",
+        "--model FILE", "--host", "--port", "--threads", "--ctx", "--kv-budget SIZE", "--api-key "
+            "KEY",
         "MTPLX_API_KEY", "--allowed-origin", "--allowed-host", "--strict-model", "--canonical-prompts",
         "--cpu-level", "--ssd-session-cache on|off|write-only", "--ssd-session-cache-dir DIR",
         "--ssd-session-cache-max-size SIZE", "--ssd-session-cache-min-tokens",
-        "--ssd-restore auto|always", "--kv-type f16|f32", "--log-level", "--max-running", "--max-queued",
+        "--ssd-restore auto|always", "--kv-type "
+            "f16|f32", "--log-level", "--max-running", "--max-queued",
         "--prefill-chunk", "--shutdown-drain", "--shutdown-flush",
         "MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP (default 8)",
     };
