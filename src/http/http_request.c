@@ -63,13 +63,19 @@ static void unref_exchange(void *x)
     mx_http_unref(x);
 }
 
+/* Half the timeout: a client is given up when it took nothing between two looks. */
+static uint64_t send_check_us(const mx_http *h)
+{
+    return (uint64_t)h->cfg.send_timeout_ms * 500;
+}
+
 static enum MHD_Result queue(mx_http_exchange *x, unsigned status, struct MHD_Response *r)
 {
     mx_http_conn *c = x->conn;
     x->is_answering = true;
     c->phase = HTTP_PHASE_SEND;
     c->sent_mark = UINT64_MAX;
-    http_set_deadline(c, mx_now_us() + (uint64_t)x->h->cfg.send_timeout_ms * 500);
+    http_set_deadline(c, mx_now_us() + send_check_us(x->h));
     enum MHD_Result result = MHD_queue_response(c->mhd, status, r);
     MHD_destroy_response(r);
     return result;
@@ -204,6 +210,9 @@ static ssize_t on_stream(void *arg, uint64_t pos, char *buf, size_t max)
             x->n_sent += n;
             x->last_out_us = mx_now_us();
             x->conn->phase = HTTP_PHASE_SEND;
+            if (x->conn->deadline_us == 0) { /* from now on somebody must read */
+                http_set_deadline(x->conn, x->last_out_us + send_check_us(x->h));
+            }
             return (ssize_t)n;
         }
         if (x->is_aborted) {

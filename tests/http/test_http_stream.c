@@ -396,6 +396,33 @@ static void test_back_pressure(void **state)
     assert_int_equal(atomic_load(&j->hung_up), 1);
 }
 
+/* A reader that stops in the middle of a stream is given up, also where the stream has waited before
+ * and sends no keep-alive text. */
+static void test_reader_stops_in_stream(void **state)
+{
+    stop(state);
+    assert_int_equal(start_with((mx_http_config){.send_timeout_ms = 400}), 0);
+    int fd = open_request("/stream");
+    job *j = wait_job(0);
+    client_reply r = {0};
+    assert_true(client_head(fd, &r, mx_now_us() + 2000000));
+    sleep_ms(600); /* waiting for the source is no fault of the reader's */
+    feed(j, "x", false);
+    assert_true(client_chunk(fd, &r.body, mx_now_us() + 2000000) > 0);
+    reply_free(&r);
+    char *block = mx_alloc((16 << 20) + 1);
+    assert_non_null(block);
+    memset(block, 'y', 16 << 20);
+    block[16 << 20] = '\0';
+    uint64_t from = mx_now_us();
+    feed(j, block, false);
+    mx_free(block);
+    assert_true(wait_for(&j->n_closed, 1, 5000));
+    print_message("given up after %llu ms\n", (unsigned long long)(mx_now_us() - from) / 1000);
+    assert_int_equal(atomic_load(&j->hung_up), 1);
+    close(fd);
+}
+
 static void check_hang_up(const char *path, bool is_reset, bool read_head_first)
 {
     int at = atomic_load(&n_jobs);
@@ -683,6 +710,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_abort, start, stop),
         cmocka_unit_test_setup_teardown(test_idle_text, start, stop),
         cmocka_unit_test_setup_teardown(test_back_pressure, start, stop),
+        cmocka_unit_test_setup_teardown(test_reader_stops_in_stream, start, stop),
         cmocka_unit_test_setup_teardown(test_hang_up, start, stop),
         cmocka_unit_test_setup_teardown(test_hang_up_queued, start, stop),
         cmocka_unit_test_setup_teardown(test_hang_up_in_handler, start, stop),
