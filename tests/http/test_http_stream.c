@@ -396,8 +396,8 @@ static void test_back_pressure(void **state)
     assert_int_equal(atomic_load(&j->hung_up), 1);
 }
 
-/* A reader that stops in the middle of a stream is given up, also where the stream has waited before
- * and sends no keep-alive text. */
+/* A reader that stops in the middle of a stream is given up, also where the stream has waited
+ * before and sends no keep-alive text. */
 static void test_reader_stops_in_stream(void **state)
 {
     stop(state);
