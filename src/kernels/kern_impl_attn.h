@@ -359,7 +359,8 @@ static void attention(const mx_attn_args *args)
     }
     for (size_t i = 0; i < nq; i++) {
         const v16f l = vf_set1(vf_tree_sum(vf_load(st.l + i * 16)));
-        const bool is_empty = st.m[i] == -INFINITY && args->n_valid[i] == 0;
+        const uint32_t first = args->first_valid != NULL ? args->first_valid[i] : 0;
+        const bool is_empty = first >= args->n_valid[i];
         for (uint32_t d = 0; d < head_dim; d += 16) {
             const v16f acc = load_n(st.acc + i * head_dim + d, head_dim - d);
             store_n(args->out[i] + d, is_empty ? vf_zero() : vf_div(acc, l), head_dim - d);

@@ -302,6 +302,13 @@ static void nothing_to_see(void **state)
         assert_int_equal(bits_of_float(w.out[d]), 0);
     }
     check_against_double(&w, 1, false);
+    w.n_valid[0] = 9; /* a window that begins where the rows end */
+    w.first[0] = 9;
+    w.out[3] = 7;
+    attend(&w, kern, 0, 2, true);
+    for (int d = 0; d < 16; d++) {
+        assert_int_equal(bits_of_float(w.out[d]), 0);
+    }
     world_free(&w);
 }
 
