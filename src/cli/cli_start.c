@@ -293,6 +293,7 @@ static void take_down(server *s)
     }
     if (s->engine != NULL) {
         mx_engine_stop(s->engine, 0, s->settings.flush_s * 1000000);
+        mx_engine_destroy(s->engine);
     }
     mx_api_destroy(s->api);
     mx_model_destroy(s->model);
