@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * Hashes from libraries: libcrypto uses the SHA instructions where the CPU has them, xxhash is
- * compiled inline. The low-level SHA256() of libcrypto is the one that neither allocates nor fails.
+ * compiled inline. For one-call hashes the low-level functions are used although OpenSSL 3 prefers
+ * EVP: its SHA256() fetches the algorithm by name and allocates, hence may fail; these do not.
  */
+#define OPENSSL_SUPPRESS_DEPRECATED
 #include "base/hash.h"
 
 #include <openssl/evp.h>
@@ -40,7 +42,10 @@ bool mx_sha256_finish(mx_sha256 *h, mx_hash256 *out)
 mx_hash256 mx_sha256_of(const void *bytes, size_t n)
 {
     mx_hash256 out;
-    SHA256(bytes, n, out.b);
+    SHA256_CTX ctx;
+    SHA256_Init(&ctx);
+    SHA256_Update(&ctx, bytes, n);
+    SHA256_Final(out.b, &ctx);
     return out;
 }
 

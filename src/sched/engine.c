@@ -324,6 +324,22 @@ static void describe_model(const mx_engine *e, const mx_kv_shape *shape, mx_buf 
                   shape->type == MX_KV_F16 ? "f16" : "f32");
 }
 
+static mx_err list_eog(mx_engine *e, mx_errbuf *eb)
+{
+    size_t cap = 0;
+    for (uint32_t id = 0; id < e->mc->n_vocab; id++) {
+        if (mx_tokenizer_is_eog(e->tok, (int32_t)id)) {
+            void *ids = e->eog_ids;
+            if (!mx_grow(&ids, &cap, e->n_eog + 1, sizeof *e->eog_ids)) {
+                return mx_fail(eb, MX_E_NOMEM, "no memory for the list of end tokens");
+            }
+            e->eog_ids = ids;
+            e->eog_ids[e->n_eog++] = (int32_t)id;
+        }
+    }
+    return MX_OK;
+}
+
 static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
 {
     const mx_kv_shape *shape = mx_model_kv_shape(e->model);
@@ -376,6 +392,7 @@ void mx_engine_destroy(mx_engine *e)
         mx_bank_destroy(e->bank);
         mx_kv_pool_destroy(e->pool);
     }
+    mx_free(e->eog_ids);
     mx_free(e->rows);
     mx_free(e->hidden);
     mx_free(e->logits);
@@ -409,6 +426,9 @@ mx_err mx_engine_start(mx_engine **out, const mx_engine_config *cfg, mx_errbuf *
     mx_err err = make_tiers(e, eb);
     if (err == MX_OK) {
         err = make_scratch(e, eb);
+    }
+    if (err == MX_OK) {
+        err = list_eog(e, eb);
     }
     if (err == MX_OK) {
         e->live.kv_pages_max = mx_kv_pool_max(e->pool);

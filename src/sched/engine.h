@@ -68,7 +68,7 @@ typedef struct mx_request_params {
     mx_sampling sampling;      /* bias copied */
     const mx_str *stops;       /* copied; empty ones are ignored */
     size_t n_stops;
-    bool ignore_eos;
+    bool ignore_eos;           /* tokens that end a generation are never chosen */
     mx_cache_policy cache;
     const mx_hash256 *salt;    /* isolation, or NULL; copied */
     char id[48];               /* for log lines */

@@ -91,6 +91,8 @@ struct mx_engine {
     bool is_cold_stuck;       /* its threads could not be ended */
     mx_hash256 root;          /* without salt */
     size_t max_seq_tokens;
+    int32_t *eog_ids;         /* [n_eog] tokens that end a generation */
+    size_t n_eog;
 
     mx_request *queue;        /* waiting, oldest first */
     mx_request *runs;         /* probing, reading, active; admission order */

@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 
+#include <math.h>
+
 /* Prompt rows per pass while other sequences decode: their next token waits for the pass, about
  * 0.2 s on two slow cores, while a prompt still runs at most of its speed. */
 static const size_t SHARED_CHUNK = 128;
@@ -286,9 +288,12 @@ static void sample_next(mx_engine *e, mx_request *r, float *logits)
         end_turn(e, r, MX_FINISH_LENGTH);
         return;
     }
+    for (size_t i = 0; r->params.ignore_eos && i < e->n_eog; i++) {
+        logits[e->eog_ids[i]] = -INFINITY;
+    }
     mx_sample s;
     mx_sampler_sample(r->sampler, logits, r->n_tokens, &s);
-    if (mx_tokenizer_is_eog(e->tok, s.token) && !r->params.ignore_eos) {
+    if (mx_tokenizer_is_eog(e->tok, s.token)) {
         mx_request_flush_text(r);
         end_turn(e, r, MX_FINISH_STOP);
         return;
