@@ -23,7 +23,7 @@
 
 typedef struct rig {
     char folder[64]; /* model file and cache folder */
-    char model_path[96];
+    char model_path[4096];
     char cache_dir[96];
     mx_pool *pool;
     mx_model *model;
@@ -59,16 +59,21 @@ MX_UNUSED static void rig_folder(char out[64])
     assert_non_null(mkdtemp(out));
 }
 
-/* budget_pages 0 = plenty. The engine is not started: the test may change g->cfg before. */
+/* A tiny model of this description, or with spec NULL the default model's file at model_path.
+ * budget_pages 0 = plenty. The engine is not started: the test may change g->cfg before. */
 MX_UNUSED static void rig_open_at(rig *g, const char *folder, const mx_tiny_spec *spec,
-                                  unsigned n_threads, size_t budget_pages)
+                                  const char *model_path, unsigned n_threads, size_t budget_pages)
 {
     *g = (rig){0};
     mx_errbuf eb = {{0}};
     snprintf(g->folder, sizeof g->folder, "%s", folder);
-    snprintf(g->model_path, sizeof g->model_path, "%s/tiny.gguf", g->folder);
     snprintf(g->cache_dir, sizeof g->cache_dir, "%s/cache", g->folder);
-    mx_tiny_write(g->model_path, spec);
+    if (spec != NULL) {
+        snprintf(g->model_path, sizeof g->model_path, "%s/tiny.gguf", g->folder);
+        mx_tiny_write(g->model_path, spec);
+    } else {
+        snprintf(g->model_path, sizeof g->model_path, "%s", model_path != NULL ? model_path : "");
+    }
     rig_must(mx_pool_create(&g->pool, n_threads, &eb), &eb, "pool");
     mx_model_options opt = {
         .path = g->model_path,
@@ -93,7 +98,7 @@ MX_UNUSED static void rig_open(rig *g, const mx_tiny_spec *spec, unsigned n_thre
 {
     char folder[64];
     rig_folder(folder);
-    rig_open_at(g, folder, spec, n_threads, budget_pages);
+    rig_open_at(g, folder, spec, NULL, n_threads, budget_pages);
 }
 
 MX_UNUSED static void rig_close(rig *g)

@@ -5,6 +5,7 @@
  * cancelled or resumed. Answers are compared with their log probabilities as raw bytes.
  */
 #include "engine_rig.h"
+#include "test_env.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -85,8 +86,65 @@ static void every_tier_gives_the_cold_answer(void **state)
     rig_close(&g);
 }
 
-/* What another process left, ended properly or killed: the same bits. The child asks and exits (or is
- * killed) before this process has started a thread. */
+/* Asks in a child process, which ends properly or is killed once all is durable. Must run before this
+ * process has started a thread. */
+static void ask_in_child(const char *folder, const mx_tiny_spec *spec, const char *model_path,
+                         const question *q, bool is_killed)
+{
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        rig g;
+        answer got;
+        rig_open_at(&g, folder, spec, model_path, 1, 0);
+        g.cfg.cold_mode = MX_COLD_ON;
+        rig_start(&g);
+        ask_and_wait(&g, q, &got);
+        for (int i = 0; is_killed && i < 600; i++) {
+            mx_engine_stats s;
+            mx_engine_get_stats(g.engine, &s);
+            if (s.cold.sessions_written >= 2 && s.cold.queued_jobs == 0) {
+                break;
+            }
+            usleep(100000);
+        }
+        if (is_killed) {
+            kill(getpid(), SIGKILL);
+        }
+        rig_stop(&g);
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(is_killed ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* What another process left is restored here, and here again from RAM: the bits of a cold run. */
+static void restart_and_compare(const mx_tiny_spec *spec, const char *model_path, const question *q,
+                                bool is_killed)
+{
+    char folder[64];
+    rig_folder(folder);
+    ask_in_child(folder, spec, model_path, q, is_killed);
+    rig g;
+    rig_open_at(&g, folder, spec, model_path, 2, 0);
+    g.cfg.cold_mode = MX_COLD_ON;
+    rig_start(&g);
+    answer cold, got;
+    ask_cold(&g, q, &cold);
+    ask_and_wait(&g, q, &got);
+    assert_int_equal(got.stats.cache_mode, MX_MODE_SSD);
+    assert_int_equal(got.stats.n_ssd, q->n_prompt - 1);
+    assert_same(&cold, &got, is_killed ? "killed" : "restarted");
+    answer_free(&got);
+    ask_and_wait(&g, q, &got);
+    assert_int_equal(got.stats.cache_mode, MX_MODE_WARM_PREFIX);
+    assert_same(&cold, &got, "warm");
+    answer_free(&cold);
+    answer_free(&got);
+    rig_close(&g);
+}
+
 static void after_a_real_restart(void **state)
 {
     (void)state;
@@ -94,48 +152,24 @@ static void after_a_real_restart(void **state)
     int32_t prompt[N_PROMPT];
     random_prompt(prompt, N_PROMPT, 21);
     question q = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_ANSWER, .seed = 5};
-    for (int is_killed = 0; is_killed < 2; is_killed++) {
-        char folder[64];
-        rig_folder(folder);
-        rig g;
-        pid_t child = fork();
-        assert_true(child >= 0);
-        if (child == 0) {
-            answer got;
-            rig_open_at(&g, folder, &spec, 1, 0);
-            g.cfg.cold_mode = MX_COLD_ON;
-            rig_start(&g);
-            ask_and_wait(&g, &q, &got);
-            if (is_killed) {
-                for (int i = 0; i < 600; i++) { /* until nothing is queued: that may be lost */
-                    mx_engine_stats s;
-                    mx_engine_get_stats(g.engine, &s);
-                    if (s.cold.sessions_written >= 2 && s.cold.queued_jobs == 0) {
-                        break;
-                    }
-                    usleep(100000);
-                }
-                kill(getpid(), SIGKILL);
-            }
-            rig_stop(&g);
-            _exit(0);
-        }
-        int status = 0;
-        assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(is_killed ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        rig_open_at(&g, folder, &spec, 2, 0);
-        g.cfg.cold_mode = MX_COLD_ON;
-        rig_start(&g);
-        answer cold, got;
-        ask_cold(&g, &q, &cold);
-        ask_and_wait(&g, &q, &got);
-        assert_int_equal(got.stats.cache_mode, MX_MODE_SSD);
-        assert_int_equal(got.stats.n_ssd, N_PROMPT - 1);
-        assert_same(&cold, &got, is_killed ? "killed" : "restarted");
-        answer_free(&cold);
-        answer_free(&got);
-        rig_close(&g);
+    restart_and_compare(&spec, NULL, &q, false);
+    restart_and_compare(&spec, NULL, &q, true);
+}
+
+static void default_model_after_a_real_restart(void **state)
+{
+    (void)state;
+    const char *path = mx_test_model();
+    if (path == NULL) {
+        skip();
     }
+    int32_t prompt[150];
+    random_prompt(prompt, 150, 22);
+    for (int i = 0; i < 150; i++) {
+        prompt[i] += 500; /* ordinary words of its vocabulary */
+    }
+    question q = {.prompt = prompt, .n_prompt = 150, .max_tokens = 8, .seed = 5};
+    restart_and_compare(NULL, path, &q, false);
 }
 
 /* Requests of many lengths with common beginnings, after a restart, in random order: what is reused
@@ -352,7 +386,8 @@ static void slow_reader_pauses_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(after_a_real_restart), /* first: it forks */
+        cmocka_unit_test(after_a_real_restart), /* first: these fork */
+        cmocka_unit_test(default_model_after_a_real_restart),
         cmocka_unit_test(every_tier_gives_the_cold_answer),
         cmocka_unit_test(forks_and_edits),
         cmocka_unit_test(company_changes_nothing),
