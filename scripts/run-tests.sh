@@ -206,7 +206,7 @@ case $mode in
         fuzz_names=$(cd tests/fuzz && printf '%s\n' fuzz_*.c | sed 's/\.c$//')
         CC=clang target=$fuzz_names build "fuzz targets" build-fuzz -DCMAKE_BUILD_TYPE=Check \
             -DMTPLX_FUZZ=ON &&
-            run_fuzz 480
+            run_fuzz "${MTPLX_FUZZ_SECONDS:-480}"
         build "Check" build-check -DCMAKE_BUILD_TYPE=Check -DMTPLX_WERROR=ON &&
             run_ctest "long unit tests (Check)" build-check
         target=mtplx build "Release" build -DCMAKE_BUILD_TYPE=Release -DMTPLX_TESTS=OFF
