@@ -70,8 +70,12 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
     }
     pthread_mutex_lock(&c->lock);
     if (atomic_load(&c->is_stopping)) {
-        err = MX_E_CANCELLED;
-    } else if (!is_write(job)) {
+        pthread_mutex_unlock(&c->lock);
+        return MX_E_CANCELLED;
+    }
+    job->is_abandoned = false;
+    job->busy_payload = SIZE_MAX;
+    if (!is_write(job)) {
         list_push(&c->reads, job);
         pthread_cond_signal(&c->reader_cond);
     } else {
@@ -100,7 +104,50 @@ mx_cold_job *mx_cold_poll(mx_cold *c)
     return job;
 }
 
-static void finish_locked(mx_cold *c, mx_cold_job *job)
+size_t mx_cold_abandon(mx_cold *c, mx_cold_job *job)
+{
+    pthread_mutex_lock(&c->lock);
+    job->is_abandoned = true;
+    size_t busy = job->busy_payload;
+    pthread_mutex_unlock(&c->lock);
+    return busy;
+}
+
+bool mx_cold_claim(mx_cold *c, mx_cold_job *job, size_t payload)
+{
+    pthread_mutex_lock(&c->lock);
+    bool may = !job->is_abandoned;
+    job->busy_payload = may ? payload : SIZE_MAX;
+    if (!is_write(job)) {
+        c->reader_alive_us = mx_now_us();
+    }
+    pthread_mutex_unlock(&c->lock);
+    return may;
+}
+
+void mx_cold_unclaim(mx_cold *c, mx_cold_job *job)
+{
+    pthread_mutex_lock(&c->lock);
+    job->busy_payload = SIZE_MAX;
+    pthread_mutex_unlock(&c->lock);
+}
+
+static uint64_t stalled_us_locked(const mx_cold *c)
+{
+    return c->reader_busy ? mx_now_us() - c->reader_alive_us : 0;
+}
+
+uint64_t mx_cold_stalled_us(mx_cold *c)
+{
+    pthread_mutex_lock(&c->lock);
+    uint64_t us = stalled_us_locked(c);
+    pthread_mutex_unlock(&c->lock);
+    return us;
+}
+
+/* True: the caller may be told. After stop it may be gone: a thread that came back from a folder
+ * that hung must not call it. */
+static bool finish_locked(mx_cold *c, mx_cold_job *job)
 {
     if (is_write(job)) {
         c->stats.queued_jobs--;
@@ -110,6 +157,7 @@ static void finish_locked(mx_cold *c, mx_cold_job *job)
     }
     list_push(&c->done, job);
     pthread_cond_broadcast(&c->idle_cond);
+    return c->wake != NULL && !atomic_load(&c->is_stopping);
 }
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -127,12 +175,12 @@ static struct timespec after(clockid_t clock, uint64_t us)
     return t;
 }
 
-/* Lets restores that wait have the disk first. */
+/* Lets restores that wait have the disk first, unless the one that runs is stuck. */
 static void yield_to_reader_locked(mx_cold *c)
 {
     struct timespec until = after(CLOCK_MONOTONIC, YIELD_MAX_US);
-    while ((c->reads.first != NULL || c->reader_busy) && !c->is_flushing
-           && !atomic_load(&c->is_stopping)) {
+    while ((c->reads.first != NULL || c->reader_busy) && stalled_us_locked(c) < YIELD_MAX_US
+           && !c->is_flushing && !atomic_load(&c->is_stopping)) {
         if (pthread_cond_timedwait(&c->idle_cond, &c->lock, &until) == ETIMEDOUT) {
             return;
         }
@@ -158,9 +206,9 @@ static void *writer_main(void *arg)
         mx_cold_write_job(c, job);
         pthread_mutex_lock(&c->lock);
         c->writer_busy = false;
-        finish_locked(c, job);
+        bool may_wake = finish_locked(c, job);
         pthread_mutex_unlock(&c->lock);
-        if (c->wake != NULL) {
+        if (may_wake) {
             c->wake(c->wake_arg);
         }
         pthread_mutex_lock(&c->lock);
@@ -181,14 +229,15 @@ static void *reader_main(void *arg)
             continue;
         }
         c->reader_busy = true;
+        c->reader_alive_us = mx_now_us();
         pthread_mutex_unlock(&c->lock);
         bool is_read = job->kind == MX_COLD_READ;
         mx_cold_read_job(c, job);
         pthread_mutex_lock(&c->lock);
         c->reader_busy = false;
-        finish_locked(c, job);
+        bool may_wake = finish_locked(c, job);
         pthread_mutex_unlock(&c->lock);
-        if (c->wake != NULL) {
+        if (may_wake) {
             c->wake(c->wake_arg);
         }
         if (is_read) {
@@ -440,32 +489,41 @@ bool mx_cold_sweep(mx_cold *c, uint64_t timeout_us)
 
 /* ---- degradation and statistics -------------------------------------------------------------- */
 
-void mx_cold_failed(mx_cold *c, const char *what)
+void mx_cold_failed(mx_cold *c, mx_cold_side side, const char *what)
 {
     pthread_mutex_lock(&c->lock);
-    bool is_new = !c->stats.is_degraded;
+    bool is_new = !c->has_failed[side];
+    bool is_told = c->stats.is_degraded; /* one warning for one folder */
+    c->has_failed[side] = true;
     c->stats.is_degraded = true;
     mx_log_safe(c->stats.degraded_reason, sizeof c->stats.degraded_reason, what, strlen(what));
     uint64_t now = mx_now_us();
-    if (is_new || now >= c->retry_at_us) { /* failing reads do not put off the writer's attempt */
+    if (side == MX_COLD_WRITING && (is_new || now >= c->retry_at_us)) {
         c->retry_at_us = now + c->tuning.retry_us;
     }
     pthread_mutex_unlock(&c->lock);
-    if (is_new) {
+    if (is_told) {
+        mx_log(MX_LOG_DEBUG, "cold: still failing: %s", what);
+    } else if (side == MX_COLD_READING) {
+        mx_log(MX_LOG_WARN, "cold: reading the SSD session cache is off for now: %s; what is "
+               "missing is computed", what);
+    } else {
         mx_log(MX_LOG_WARN, "cold: the SSD session cache is off for now: %s; serving from RAM, "
                "trying again every %llu s",
                what, (unsigned long long)(c->tuning.retry_us / 1000000));
-    } else {
-        mx_log(MX_LOG_DEBUG, "cold: still off: %s", what);
     }
 }
 
-void mx_cold_worked(mx_cold *c)
+void mx_cold_worked(mx_cold *c, mx_cold_side side)
 {
     pthread_mutex_lock(&c->lock);
     bool was_degraded = c->stats.is_degraded;
-    c->stats.is_degraded = false;
-    c->stats.degraded_reason[0] = '\0';
+    c->has_failed[side] = false;
+    c->stats.is_degraded = c->has_failed[MX_COLD_WRITING] || c->has_failed[MX_COLD_READING];
+    was_degraded &= !c->stats.is_degraded;
+    if (!c->stats.is_degraded) {
+        c->stats.degraded_reason[0] = '\0';
+    }
     pthread_mutex_unlock(&c->lock);
     if (was_degraded) {
         mx_log(MX_LOG_INFO, "cold: the SSD session cache works again");
@@ -475,7 +533,7 @@ void mx_cold_worked(mx_cold *c)
 bool mx_cold_may_write(mx_cold *c)
 {
     pthread_mutex_lock(&c->lock);
-    bool may = !c->stats.is_degraded || mx_now_us() >= c->retry_at_us;
+    bool may = !c->has_failed[MX_COLD_WRITING] || mx_now_us() >= c->retry_at_us;
     pthread_mutex_unlock(&c->lock);
     return may;
 }

@@ -94,6 +94,8 @@ struct mx_cold_job {
     void *user;               /* the caller's */
     mx_err status;            /* when polled back: MX_OK, or why not */
     mx_cold_job *next;        /* cold's queue link */
+    bool is_abandoned;        /* cold's, see mx_cold_abandon */
+    size_t busy_payload;      /* cold's: index of the payload in use, SIZE_MAX = none */
 
     /* All kinds: where in which chain. */
     mx_hash256 root;          /* includes the isolation salt */
@@ -123,9 +125,10 @@ struct mx_cold_job {
     uint64_t elapsed_us;
 
     /* WRITE_PAGE in: the page's bytes and tokens. n_tokens < 64 = partial page: the payload is the
-     * page as in RAM, its rows are compacted here. The payload is borrowed until polled back; rows
-     * from n_tokens on may be written meanwhile. `tokens`/n_tokens = the page's own tokens;
-     * `parent_id`, `first_page` (the page's own index) and `root` its place; page_id its identity.
+     * page as in RAM, its rows are compacted here. The payload is borrowed until polled back (or
+     * abandoned), the rest until polled back; rows from n_tokens on may be written meanwhile.
+     * `tokens`/n_tokens = the page's own tokens; `parent_id`, `first_page` (the page's own index)
+     * and `root` its place; page_id its identity.
      * Status: MX_OK = durable. MX_E_FULL = over the folder's limit or no space, MX_E_DENIED,
      * MX_E_IO = the folder fails (see the stats), MX_E_INVALID = page_id is not the identity of
      * what was given, MX_E_NOMEM. Whatever it is, the caller just goes on. */
@@ -151,6 +154,17 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job);
 /* The next finished job of any kind, or NULL. Never blocks. */
 mx_cold_job *mx_cold_poll(mx_cold *c);
 
+/* The caller needs its payloads back before the job is done: it no longer waits for a READ, or is
+ * short of pages. From now on none of them is touched, except the one whose index is returned
+ * (SIZE_MAX = none): that one is in a system call, and the caller's when the job is polled. All else
+ * that the job points to stays as it is until then. The job ends with MX_E_CANCELLED, unless it was
+ * past the point where that matters. Never waits for the folder. */
+size_t mx_cold_abandon(mx_cold *c, mx_cold_job *job);
+
+/* How long the reader has given no sign of life while it had something to do; 0 = it works or is
+ * idle. What distinguishes a folder that hangs from one that is busy. */
+uint64_t mx_cold_stalled_us(mx_cold *c);
+
 /* Is this page known to be durable in the folder (written by us or seen)? RAM only, a hint: need
  * not be written again. Never waits for the folder. */
 bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id);
@@ -170,6 +184,7 @@ typedef struct mx_cold_stats {
     uint64_t max_bytes;
     uint64_t pages_written, bytes_written, sessions_written, write_failures, dropped_full;
     uint64_t pages_skipped;    /* not written because they were there */
+    uint64_t sessions_skipped; /* likewise */
     uint64_t pages_read, bytes_read, quarantined;
     uint64_t files_swept, bytes_swept;
     uint64_t queued_jobs, queued_bytes;

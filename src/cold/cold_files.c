@@ -500,11 +500,19 @@ bool mx_cold_quarantine(mx_cold_folder *f, int dir, const char *name, const char
                name, reason, eb.text);
         return false;
     }
-    bool is_moved = f->ops->rename(dir, name, to, name) == 0;
+    char to_name[MX_COLD_NAME_CAP + 24];
+    snprintf(to_name, sizeof to_name, "%s", name);
+    bool is_moved = f->ops->rename(dir, name, to, to_name) == 0;
+    if (!is_moved
+        && (errno == EISDIR || errno == ENOTDIR || errno == ENOTEMPTY || errno == EEXIST)) {
+        /* A folder under that name is in quarantine already, or this is one. */
+        snprintf(to_name, sizeof to_name, "%s.%llx", name, (unsigned long long)mx_cold_wall_ns());
+        is_moved = f->ops->rename(dir, name, to, to_name) == 0;
+    }
     if (is_moved) {
         mx_log(MX_LOG_WARN, "cold: quarantined file=%s reason=\"%s\"", name, reason);
-        char reason_name[MX_COLD_NAME_CAP + 8], text[256];
-        snprintf(reason_name, sizeof reason_name, "%s.reason", name);
+        char reason_name[sizeof to_name + 8], text[256];
+        snprintf(reason_name, sizeof reason_name, "%s.reason", to_name);
         int n = snprintf(text, sizeof text, "%lld %s\n", (long long)mx_wall_s(), reason);
         struct iovec iov = {text, mx_min_size((size_t)n, sizeof text - 1)};
         err = mx_cold_write_file(f, to, reason_name, &iov, 1, &eb);

@@ -24,7 +24,11 @@ struct node {
     int32_t *tokens;     /* [n_tokens] or NULL */
     uint32_t n_tokens;   /* 0 = not known */
     uint32_t seen;       /* the scan in which it was last seen */
-    bool is_there, is_synced, is_tainted, has_manifest;
+    uint64_t touched_us; /* when is_durable */
+    bool is_there, is_synced, is_tainted, is_bad;
+    bool has_manifest;   /* that is named by this page; */
+    bool is_durable;     /* this process has synced it */
+    uint8_t kind;        /* when is_durable */
     bool is_inner;       /* inside the chain of some manifest, not at its end */
 };
 
@@ -136,7 +140,7 @@ mx_err mx_cold_index_add(mx_cold_index *ix, const mx_hash256 *id, bool is_synced
 {
     pthread_mutex_lock(&ix->lock);
     node *n = find_or_add_locked(ix, id);
-    if (n != NULL) {
+    if (n != NULL && !n->is_bad) {
         ix->n_there += !n->is_there;
         n->is_there = true;
         n->is_synced |= is_synced;
@@ -176,15 +180,49 @@ mx_err mx_cold_index_link(mx_cold_index *ix, const mx_hash256 *id, const mx_hash
     return err;
 }
 
-void mx_cold_index_remove(mx_cold_index *ix, const mx_hash256 *id)
+static void remove_locked(mx_cold_index *ix, node *n)
 {
-    pthread_mutex_lock(&ix->lock);
-    node *n = find_locked(ix, id);
     if (n != NULL && n->is_there) {
         n->is_there = n->is_synced = false;
         ix->n_there--;
     }
+}
+
+void mx_cold_index_remove(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    remove_locked(ix, find_locked(ix, id));
     pthread_mutex_unlock(&ix->lock);
+}
+
+void mx_cold_index_set_bad(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_or_add_locked(ix, id); /* without memory it is read, and found bad, again */
+    remove_locked(ix, n);
+    if (n != NULL) {
+        n->is_bad = true;
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+void mx_cold_index_set_good(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_locked(ix, id);
+    if (n != NULL) {
+        n->is_bad = false;
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+bool mx_cold_index_is_bad(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, id);
+    bool is_bad = n != NULL && n->is_bad;
+    pthread_mutex_unlock(&ix->lock);
+    return is_bad;
 }
 
 void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id)
@@ -241,9 +279,33 @@ void mx_cold_index_unmark_manifest(mx_cold_index *ix, const mx_hash256 *last_pag
     pthread_mutex_lock(&ix->lock);
     node *n = find_locked(ix, last_page);
     if (n != NULL) {
-        n->has_manifest = false;
+        n->has_manifest = n->is_durable = false;
     }
     pthread_mutex_unlock(&ix->lock);
+}
+
+void mx_cold_index_set_durable(mx_cold_index *ix, const mx_hash256 *last_page, uint32_t kind,
+                               uint64_t touched_us)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_locked(ix, last_page);
+    if (n != NULL) {
+        n->kind = n->is_durable && n->kind > kind ? n->kind : (uint8_t)kind;
+        n->is_durable = true;
+        n->touched_us = touched_us;
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+bool mx_cold_index_is_durable(mx_cold_index *ix, const mx_hash256 *last_page, uint32_t kind,
+                              uint64_t *touched_us)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, last_page);
+    bool is_durable = n != NULL && n->is_durable && n->kind >= kind;
+    *touched_us = is_durable ? n->touched_us : 0;
+    pthread_mutex_unlock(&ix->lock);
+    return is_durable;
 }
 
 void mx_cold_index_mark_inner(mx_cold_index *ix, const mx_hash256 *id)

@@ -17,7 +17,8 @@ typedef struct mx_cold_index mx_cold_index;
 mx_cold_index *mx_cold_index_create(void); /* NULL = no memory */
 void mx_cold_index_destroy(mx_cold_index *ix); /* NULL is allowed */
 
-/* The page file is there. is_synced: its name is durable, too. MX_E_NOMEM changes nothing. */
+/* The page file is there. is_synced: its name is durable, too. MX_E_NOMEM changes nothing. A bad
+ * one is not there, whoever sees its name. */
 mx_err mx_cold_index_add(mx_cold_index *ix, const mx_hash256 *id, bool is_synced);
 /* It continues `parent` with n_tokens tokens, which are copied when given (may be NULL). A link
  * alone does not say that the file is there. */
@@ -28,6 +29,12 @@ void mx_cold_index_remove(mx_cold_index *ix, const mx_hash256 *id);
 /* The folder's fsync failed behind this name: it never counts as durable again. */
 void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id);
 
+/* The file can neither be used nor moved away (a read-only folder, a bad sector): from now on it
+ * counts as absent, until set_good says that it was written anew. Remembered in RAM only. */
+void mx_cold_index_set_bad(mx_cold_index *ix, const mx_hash256 *id);
+void mx_cold_index_set_good(mx_cold_index *ix, const mx_hash256 *id);
+bool mx_cold_index_is_bad(mx_cold_index *ix, const mx_hash256 *id);
+
 bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id);        /* there and not tainted */
 bool mx_cold_index_is_synced(mx_cold_index *ix, const mx_hash256 *id);  /* and durable */
 bool mx_cold_index_is_tainted(mx_cold_index *ix, const mx_hash256 *id);
@@ -36,6 +43,13 @@ bool mx_cold_index_is_tainted(mx_cold_index *ix, const mx_hash256 *id);
  * marked). */
 bool mx_cold_index_mark_manifest(mx_cold_index *ix, const mx_hash256 *last_page);
 void mx_cold_index_unmark_manifest(mx_cold_index *ix, const mx_hash256 *last_page);
+/* This process has made the manifest of that name and kind (0, 1) durable, and at that time (or
+ * later) has given a new age to its chain. */
+void mx_cold_index_set_durable(mx_cold_index *ix, const mx_hash256 *last_page, uint32_t kind,
+                               uint64_t touched_us);
+/* False: not, or it was removed. A manifest of a turn stands for that of a prompt. */
+bool mx_cold_index_is_durable(mx_cold_index *ix, const mx_hash256 *last_page, uint32_t kind,
+                              uint64_t *touched_us);
 /* The page is inside the chain of some manifest. */
 void mx_cold_index_mark_inner(mx_cold_index *ix, const mx_hash256 *id);
 /* A manifest that helps nobody: inside the chain of another, or its first page is gone. */

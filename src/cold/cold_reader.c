@@ -37,13 +37,21 @@ void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, const 
     mx_err err;
     mx_cold_page_name(id, xx, name);
     int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, NULL);
+    bool is_gone = dir < 0;
     if (dir >= 0) {
-        if (mx_cold_quarantine(f, dir, name, reason)) {
+        struct stat st;
+        bool is_moved = mx_cold_quarantine(f, dir, name, reason);
+        is_gone = is_moved || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0;
+        if (is_moved) {
             mx_cold_quarantined(c);
         }
         close(dir);
     }
-    mx_cold_index_remove(c->index, id);
+    if (is_gone) {
+        mx_cold_index_remove(c->index, id);
+    } else {
+        mx_cold_index_set_bad(c->index, id); /* or it would be read and reported for ever */
+    }
 }
 
 /* Steps 2 to 8 and 10 on an open file. */
@@ -92,7 +100,8 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
         err = mx_cold_open_file(f->ops, dir, name, &fd, &bytes, &eb);
         close(dir);
     }
-    if (fd >= 0) {
+    bool is_open = fd >= 0;
+    if (is_open) {
         err = load_open(c, f, fd, bytes, want, head, payload, page, &eb);
         close(fd);
     }
@@ -106,7 +115,11 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
                    eb.text);
         }
     } else if (err != MX_OK) {
-        mx_cold_failed(c, eb.text);
+        if (is_open) {
+            mx_cold_index_set_bad(c->index, &want->id); /* a bad sector: write it somewhere else */
+        }
+        c->reader_met_error |= f == &c->reader_folder;
+        mx_cold_failed(c, MX_COLD_READING, eb.text);
     }
     return err;
 }
@@ -116,6 +129,9 @@ bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, ui
     char path[MX_COLD_NAME_CAP];
     struct stat st;
     mx_cold_page_path(id, path);
+    if (mx_cold_index_is_bad(c->index, id)) {
+        return false;
+    }
     if (fstatat(f->pages_fd, path, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         mx_cold_index_remove(c->index, id);
         return false;
@@ -331,7 +347,13 @@ static mx_err read_full(mx_cold *c, mx_cold_job *job, chain *ch, size_t i)
                          .n_tokens = MX_PAGE_TOKENS,
                          .first_position = (job->first_page + i) * MX_PAGE_TOKENS};
     mx_disk_page page;
-    MX_TRY(mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, job->payloads[i], &page));
+    if (!mx_cold_claim(c, job, i)) {
+        return MX_E_CANCELLED;
+    }
+    mx_err err =
+        mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, job->payloads[i], &page);
+    mx_cold_unclaim(c, job);
+    MX_TRY(err);
     return memcmp(page.tokens, tokens, sizeof page.tokens) == 0 ? MX_OK : MX_E_NOT_FOUND;
 }
 
@@ -357,7 +379,11 @@ static mx_err read_tail(mx_cold *c, mx_cold_job *job, chain *ch)
         mx_page_unpack_rows(&c->shape, c->reader_page, c->reader_rows, file_rows);
         from = c->reader_page;
     }
+    if (!mx_cold_claim(c, job, job->n_full)) {
+        return MX_E_CANCELLED;
+    }
     mx_page_copy_rows(&c->shape, job->payloads[job->n_full], from, rows);
+    mx_cold_unclaim(c, job);
     return MX_OK;
 }
 
@@ -412,7 +438,7 @@ static mx_err run_read(mx_cold *c, mx_cold_job *job)
     c->reader_n_used = job->n_read;
     count_read(c, job->n_read, bytes, mx_now_us() - start);
     /* Less than was asked for is an answer, not an error. */
-    return err == MX_E_INVALID || err == MX_E_NOMEM ? err : MX_OK;
+    return err == MX_E_INVALID || err == MX_E_NOMEM || err == MX_E_CANCELLED ? err : MX_OK;
 }
 
 void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
@@ -421,8 +447,14 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
     mx_errbuf eb;
     mx_err err = mx_cold_folder_ready(&c->reader_folder, false, &eb);
     c->reader_n_used = 0;
+    c->reader_met_error = false;
     if (err == MX_OK) {
-        err = job->kind == MX_COLD_PROBE ? run_probe(c, job) : run_read(c, job);
+        err = !mx_cold_claim(c, job, SIZE_MAX) ? MX_E_CANCELLED
+              : job->kind == MX_COLD_PROBE     ? run_probe(c, job)
+                                               : run_read(c, job);
+        if (err == MX_OK && !c->reader_met_error) {
+            mx_cold_worked(c, MX_COLD_READING);
+        }
     } else {
         if (job->kind == MX_COLD_PROBE) {
             job->n_full = 0;
@@ -433,7 +465,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
         if (err == MX_E_NOT_FOUND) {
             err = MX_OK; /* no folder: nothing is stored */
         } else {
-            mx_cold_failed(c, eb.text);
+            mx_cold_failed(c, MX_COLD_READING, eb.text);
         }
     }
     job->status = err;

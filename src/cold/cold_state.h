@@ -18,6 +18,8 @@
 #include "cold/cold_format.h"
 #include "cold/cold_index.h"
 
+typedef enum mx_cold_side { MX_COLD_WRITING, MX_COLD_READING, MX_COLD_N_SIDES } mx_cold_side;
+
 typedef struct job_list {
     mx_cold_job *first, *last;
 } job_list;
@@ -49,7 +51,9 @@ struct mx_cold {
     uint64_t next_sweep_us;     /* a sweep for lack of room is not started before */
     uint64_t written_bytes, written_files; /* since the scan began */
     uint64_t n_lost;            /* write jobs that did not end MX_OK */
-    uint64_t retry_at_us;
+    uint64_t retry_at_us;       /* for writing */
+    bool has_failed[MX_COLD_N_SIDES]; /* stats.is_degraded is one of them */
+    uint64_t reader_alive_us;   /* the reader's last sign of life in this job */
     uint64_t max_bytes;         /* 0 until the folder has been seen, when it is the default */
     mx_cold_stats stats;
 
@@ -61,7 +65,7 @@ struct mx_cold {
 
     mx_cold_folder writer_folder;
     uint8_t *writer_head;       /* [MX_DISK_PAYLOAD_AT] */
-    uint8_t *writer_rows;       /* [page_bytes]: a partial page, compacted */
+    uint8_t *writer_rows;       /* [page_bytes]: the payload as it is stored */
 
     mx_cold_folder reader_folder;
     uint8_t *reader_head;       /* [MX_DISK_PAYLOAD_AT] */
@@ -70,6 +74,7 @@ struct mx_cold {
     mx_hash256 *reader_ids;     /* [reader_ids_cap] */
     size_t reader_ids_cap;
     size_t reader_n_used;       /* identities of the last READ to be touched */
+    bool reader_met_error;      /* in this job */
 
     mx_cold_folder sweeper_folder;
     uint8_t *sweeper_head;      /* [MX_DISK_PAYLOAD_AT] */
@@ -85,11 +90,17 @@ void mx_cold_sweep_once(mx_cold *c);
 /* What the index learns from a manifest, our own or one that was found. */
 mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m);
 
-/* Degradation. The first failure after a success is logged as a warning, the rest is silence. */
-void mx_cold_failed(mx_cold *c, const char *what);
-void mx_cold_worked(mx_cold *c);
+/* Degradation, of writing and of reading apart: a file that cannot be read says nothing about the
+ * next write, nor is a read healed by it. The first failure after a success is logged as a warning,
+ * the rest is silence. */
+void mx_cold_failed(mx_cold *c, mx_cold_side side, const char *what);
+void mx_cold_worked(mx_cold *c, mx_cold_side side);
 /* False: degraded, and the next attempt is not due. */
 bool mx_cold_may_write(mx_cold *c);
+
+/* Before and after a payload of a job is used. False: the job was abandoned, leave it alone. */
+bool mx_cold_claim(mx_cold *c, mx_cold_job *job, size_t payload);
+void mx_cold_unclaim(mx_cold *c, mx_cold_job *job);
 
 /* Counts bytes and files up or down after the fact (any thread). */
 void mx_cold_account(mx_cold *c, int64_t files, int64_t bytes);

@@ -23,7 +23,8 @@
 
 enum {
     QUARANTINE_MAX_FILES = 64, /* with their reasons: 128 names */
-    ROOT_CAP = 64,             /* folders of other models that are looked at */
+    ROOT_CAP = 4096,           /* models and settings; each new numerics version makes one */
+    NO_ROOT = 0xFFFF,
     FUTURE_SLACK_S = 60,
 };
 
@@ -40,7 +41,7 @@ typedef struct file_entry {
     uint64_t bytes;
     mx_hash256 id;    /* pages and sessions */
     uint8_t kind;
-    uint8_t root;     /* index into roots */
+    uint16_t root;    /* index into roots */
     bool is_gone;
     char *name;       /* the others; owned */
     char folder[16];  /* "pages/xx", "sessions", ... */
@@ -49,9 +50,9 @@ typedef struct file_entry {
 typedef struct sweep {
     mx_cold *c;
     mx_cold_folder *f;
-    char roots[ROOT_CAP][65];
-    size_t n_roots;
-    size_t own_root;       /* index of ours, ROOT_CAP = not among them */
+    char (*roots)[65];     /* [n_roots] */
+    size_t n_roots, roots_cap;
+    size_t own_root;       /* index of ours, NO_ROOT = not among them */
     file_entry *files;
     size_t n_files, files_cap;
     uint64_t total_files, total_bytes, n_foreign;
@@ -107,11 +108,19 @@ static bool for_each(sweep *s, int dir, visit_fn *visit, void *arg)
 }
 
 typedef struct place {
-    uint8_t root;
+    uint16_t root;
     const char *folder; /* "pages/xx" */
     file_kind kind;     /* of a file with the right name */
     const char *suffix; /* NULL = any name */
 } place;
+
+/* What a file takes. One with holes, larger than any of ours, would count as a full disk and cost
+ * everything else its place. */
+static uint64_t file_bytes(const struct stat *st)
+{
+    uint64_t size = (uint64_t)st->st_size, stored = (uint64_t)st->st_blocks * 512;
+    return size > MX_DISK_MANIFEST_MAX_BYTES && stored < size ? stored : size;
+}
 
 static void add_file(sweep *s, int dir, const char *name, const place *p, file_kind kind)
 {
@@ -119,14 +128,15 @@ static void add_file(sweep *s, int dir, const char *name, const place *p, file_k
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISDIR(st.st_mode)) {
         return;
     }
+    uint64_t bytes = file_bytes(&st);
     s->total_files++;
-    s->total_bytes += (uint64_t)st.st_size;
+    s->total_bytes += bytes;
     if (!mx_grow((void **)&s->files, &s->files_cap, s->n_files + 1, sizeof *s->files)) {
         s->err = MX_E_NOMEM;
         return;
     }
     file_entry e = {.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
-                    .bytes = (uint64_t)st.st_size,
+                    .bytes = bytes,
                     .kind = (uint8_t)kind,
                     .root = p->root};
     snprintf(e.folder, sizeof e.folder, "%s", p->folder);
@@ -164,7 +174,10 @@ static void walk_files(sweep *s, int parent, const char *name, const place *p)
     mx_err err;
     int dir = mx_cold_open_dir(s->f->ops, parent, name, false, &err, NULL);
     if (dir < 0) {
-        if (err != MX_E_NOT_FOUND) {
+        struct stat st;
+        if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode)) {
+            s->n_foreign++; /* not a folder of ours: no reason to leave the rest unswept */
+        } else if (err != MX_E_NOT_FOUND) {
             s->err = err;
         }
         return;
@@ -198,12 +211,19 @@ static void visit_root(sweep *s, int dir, const char *name, void *arg)
     }
     mx_err err;
     mx_errbuf eb;
-    int fd = s->n_roots < ROOT_CAP ? mx_cold_open_dir(s->f->ops, dir, name, false, &err, &eb) : -1;
+    void *roots = s->roots;
+    if (s->n_roots == ROOT_CAP
+        || !mx_grow(&roots, &s->roots_cap, s->n_roots + 1, sizeof *s->roots)) {
+        s->err = MX_E_NOMEM; /* what is not seen must not look deleted */
+        return;
+    }
+    s->roots = roots;
+    int fd = mx_cold_open_dir(s->f->ops, dir, name, false, &err, &eb);
     if (fd < 0) {
         s->n_foreign++;
         return;
     }
-    uint8_t root = (uint8_t)s->n_roots;
+    uint16_t root = (uint16_t)s->n_roots;
     snprintf(s->roots[s->n_roots++], 65, "%s", name);
     if (strcmp(name, s->f->root_hex) == 0) {
         s->own_root = root;
@@ -224,7 +244,7 @@ static void visit_root(sweep *s, int dir, const char *name, void *arg)
 
 /* ---- deleting -------------------------------------------------------------------------------- */
 
-static int open_root(const sweep *s, uint8_t root, mx_errbuf *eb)
+static int open_root(const sweep *s, uint16_t root, mx_errbuf *eb)
 {
     mx_err err;
     return mx_cold_open_dir(s->f->ops, s->f->v1_fd, s->roots[root], false, &err, eb);
@@ -356,8 +376,8 @@ static bool is_old_enough(const sweep *s, const file_entry *e)
 
 static void mark_leftovers(const sweep *s, bool *marked)
 {
-    size_t n_quarantined[ROOT_CAP] = {0};
-    for (size_t i = s->n_files; i-- > 0;) { /* youngest first */
+    size_t *n_quarantined = mx_calloc(s->n_roots, sizeof *n_quarantined);
+    for (size_t i = n_quarantined != NULL ? s->n_files : 0; i-- > 0;) { /* youngest first */
         const file_entry *e = &s->files[i];
         if (e->kind == FILE_TEMP) {
             marked[i] = age_s(s, e->mtime_ns / 1000000000) >= s->c->tuning.orphan_age_s;
@@ -367,6 +387,7 @@ static void mark_leftovers(const sweep *s, bool *marked)
             marked[i] = ++n_quarantined[e->root] > 2 * QUARANTINE_MAX_FILES;
         }
     }
+    mx_free(n_quarantined);
 }
 
 static int compare_id(const void *a, const void *b)
@@ -381,7 +402,8 @@ static bool is_extended(sweep *s, const mx_cold_partial *partial)
     mx_cold *c = s->c;
     mx_disk_page page, other;
     mx_cold_want want = {.id = partial->id};
-    if (mx_cold_load_page(c, s->f, &want, c->sweeper_head, NULL, &page) != MX_OK) {
+    if (mx_cold_load_page(c, s->f, &want, c->sweeper_head, NULL, &page) != MX_OK
+        || !mx_hash256_eq(&page.parent, &partial->parent)) { /* a manifest said so: a hint */
         return false;
     }
     for (int round = 0; round < ROUNDS; round++) {
@@ -435,10 +457,17 @@ static void mark_superfluous(sweep *s, bool *marked)
     mx_free(partials);
 }
 
-/* Oldest first, down to the low water; files are sorted by time. */
+/* Down to the low water: what is damaged first, then the oldest; files are sorted by time. */
 static void mark_over_budget(const sweep *s, bool *marked, uint64_t limit)
 {
     uint64_t low = mx_cold_low_water(s->c, limit), left = s->total_bytes;
+    for (size_t i = 0; i < s->n_files && left > low; i++) {
+        const file_entry *e = &s->files[i];
+        if (!e->is_gone && e->kind == FILE_QUARANTINE && is_old_enough(s, e)) {
+            marked[i] = true;
+            left -= e->bytes;
+        }
+    }
     for (size_t i = 0; i < s->n_files && left > low; i++) {
         const file_entry *e = &s->files[i];
         if (!e->is_gone && (e->kind == FILE_PAGE || e->kind == FILE_SESSION)
@@ -605,6 +634,16 @@ static void run(sweep *s)
            (unsigned long long)s->n_foreign);
 }
 
+/* The folder was removed: nothing in it counts as stored any more. */
+static void forget_all(mx_cold *c)
+{
+    mx_cold_index_scan_begin(c->index);
+    mx_cold_index_scan_end(c->index);
+    pthread_mutex_lock(&c->lock);
+    c->stats.files = c->stats.bytes = 0;
+    pthread_mutex_unlock(&c->lock);
+}
+
 void mx_cold_sweep_once(mx_cold *c)
 {
     sweep *s = mx_calloc(1, sizeof *s);
@@ -614,14 +653,17 @@ void mx_cold_sweep_once(mx_cold *c)
     mx_errbuf eb;
     s->c = c;
     s->f = &c->sweeper_folder;
-    s->own_root = ROOT_CAP;
+    s->own_root = NO_ROOT;
     s->now_s = mx_cold_now_s(c);
     mx_err err = mx_cold_folder_ready(s->f, false, &eb);
     if (err == MX_OK) {
         run(s);
-    } else if (err != MX_E_NOT_FOUND) {
-        mx_cold_failed(c, eb.text);
+    } else if (err == MX_E_NOT_FOUND) {
+        forget_all(c);
+    } else {
+        mx_cold_failed(c, MX_COLD_READING, eb.text);
     }
+    mx_free(s->roots);
     for (size_t i = 0; i < s->n_files; i++) {
         mx_free(s->files[i].name);
     }

@@ -75,6 +75,17 @@ static mx_err ready(mx_cold *c, mx_errbuf *eb)
     return write_model_json(c, eb);
 }
 
+/* Something else sits where we want a file or a folder of ours. It would fail every write to that
+ * name, and each failure would turn off the whole tier. */
+static void make_way(mx_cold *c, int dir, const char *name, mode_t type)
+{
+    struct stat st;
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && (st.st_mode & S_IFMT) != type
+        && mx_cold_quarantine(&c->writer_folder, dir, name, "not a file or folder of the cache")) {
+        mx_cold_quarantined(c);
+    }
+}
+
 /* ---- pages ----------------------------------------------------------------------------------- */
 
 static mx_err note_page(mx_cold *c, const mx_cold_job *job)
@@ -95,7 +106,7 @@ static mx_err reuse_page(mx_cold *c, const mx_cold_job *job, int dir, const char
         return err == MX_E_NOT_FOUND ? err : mx_fail(eb, err, "cannot touch a page");
     }
     if (!mx_cold_page_exists(c, f, &job->page_id, (uint32_t)job->n_tokens)) {
-        return MX_E_NOT_FOUND;
+        return MX_E_NOT_FOUND; /* or bad: then what is written goes over it */
     }
     if (!mx_cold_index_is_synced(c->index, &job->page_id) && f->ops->fsync(dir) != 0) {
         f->is_renamed_unsynced = true;
@@ -107,18 +118,25 @@ static mx_err reuse_page(mx_cold *c, const mx_cold_job *job, int dir, const char
     return MX_OK;
 }
 
-static mx_err write_new_page(mx_cold *c, const mx_cold_job *job, int dir, const char *name,
+static mx_err write_new_page(mx_cold *c, mx_cold_job *job, int dir, const char *name,
                              mx_errbuf *eb)
 {
     mx_cold_folder *f = &c->writer_folder;
     uint32_t n = (uint32_t)job->n_tokens;
     size_t bytes = mx_disk_payload_bytes(&c->shape, n);
     MX_TRY(check_room(c, bytes + MX_DISK_PAYLOAD_AT, eb));
-    const uint8_t *payload = job->payload;
-    if (n < MX_PAGE_TOKENS) {
-        mx_page_pack_rows(&c->shape, c->writer_rows, payload, n);
-        payload = c->writer_rows;
+    /* A copy, for a page of RAM must not depend on how long the disk takes (and it holds its whole
+     * chain). */
+    if (!mx_cold_claim(c, job, 0)) {
+        return MX_E_CANCELLED;
     }
+    if (n < MX_PAGE_TOKENS) {
+        mx_page_pack_rows(&c->shape, c->writer_rows, job->payload, n);
+    } else {
+        memcpy(c->writer_rows, job->payload, bytes);
+    }
+    mx_cold_unclaim(c, job);
+    const uint8_t *payload = c->writer_rows;
     mx_disk_page page = {.root = job->root,
                          .own = job->page_id,
                          .parent = job->parent_id,
@@ -132,6 +150,7 @@ static mx_err write_new_page(mx_cold *c, const mx_cold_job *job, int dir, const 
     struct iovec iov[2] = {{c->writer_head, MX_DISK_PAYLOAD_AT},
                            {(void *)(uintptr_t)payload, bytes}};
     MX_TRY(mx_cold_write_file(f, dir, name, iov, 2, eb));
+    mx_cold_index_set_good(c->index, &job->page_id);
     mx_cold_account(c, 1, (int64_t)(bytes + MX_DISK_PAYLOAD_AT));
     pthread_mutex_lock(&c->lock);
     c->stats.pages_written++;
@@ -150,13 +169,14 @@ static bool is_valid_page(const mx_cold_job *job)
     return mx_hash256_eq(&id, &job->page_id);
 }
 
-static mx_err write_page(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
+static mx_err write_page(mx_cold *c, mx_cold_job *job, mx_errbuf *eb)
 {
     mx_cold_folder *f = &c->writer_folder;
     MX_TRY(ready(c, eb));
     char xx[3], name[MX_COLD_NAME_CAP];
     mx_err err;
     mx_cold_page_name(&job->page_id, xx, name);
+    make_way(c, f->pages_fd, xx, S_IFDIR);
     int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, true, &err, eb);
     if (dir < 0) {
         return err;
@@ -258,6 +278,7 @@ static mx_err put_manifest(mx_cold *c, const mx_disk_manifest *m, mx_errbuf *eb)
     mx_err err = bytes.failed ? MX_E_NOMEM : check_room(c, bytes.len, eb);
     if (err == MX_OK) {
         struct stat st;
+        make_way(c, f->sessions_fd, name, S_IFREG);
         bool is_new = fstatat(f->sessions_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0;
         int64_t size = (int64_t)bytes.len;
         struct iovec iov = {bytes.ptr, bytes.len};
@@ -270,9 +291,47 @@ static mx_err put_manifest(mx_cold *c, const mx_disk_manifest *m, mx_errbuf *eb)
     return err;
 }
 
+/* The same point again: all that is new is its age. Written anew, each repetition of a prompt would
+ * cost two fsyncs and a file; a new age for each page at every repetition would still wear the disk.
+ * An age needs to be right to a fraction of the time after which a file may be deleted. False: it is
+ * not there (any more). */
+static bool is_session_kept(mx_cold *c, const mx_cold_job *job)
+{
+    enum { REFRESH_S = 60 };
+    mx_cold_folder *f = &c->writer_folder;
+    const mx_hash256 *last = &job->page_ids[job->n_pages - 1];
+    char name[MX_COLD_NAME_CAP];
+    struct stat st;
+    uint64_t touched_us, now = mx_now_us();
+    mx_cold_session_name(last, name);
+    if (!mx_cold_index_is_durable(c->index, last, job->entry_kind, &touched_us)
+        || fstatat(f->sessions_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)
+        || (uint64_t)st.st_size != MX_DISK_MANIFEST_HEADER_BYTES + 32 * job->n_pages
+        || count_missing(c, job) > 0) {
+        return false;
+    }
+    int64_t refresh_s = c->tuning.delete_age_s / 10;
+    refresh_s = refresh_s < REFRESH_S ? refresh_s : REFRESH_S;
+    if (now - touched_us >= (uint64_t)refresh_s * 1000000) {
+        if (mx_cold_touch_chain(c, f, job->page_ids, job->n_pages) > 0
+            || mx_cold_touch(f, f->sessions_fd, name, mx_cold_wall_ns()) == MX_E_NOT_FOUND) {
+            return false;
+        }
+        mx_cold_index_set_durable(c->index, last, job->entry_kind, now);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->stats.sessions_skipped++;
+    pthread_mutex_unlock(&c->lock);
+    return true;
+}
+
 static mx_err write_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
 {
     MX_TRY(ready(c, eb));
+    if (is_session_kept(c, job)) {
+        return MX_OK;
+    }
+    uint64_t touched_us = mx_now_us();
     if (mx_cold_touch_chain(c, &c->writer_folder, job->page_ids, job->n_pages) > 0
         || count_missing(c, job) > 0) {
         return MX_E_NOT_FOUND;
@@ -290,6 +349,8 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
     if (count_missing(c, job) > 0) {
         return MX_E_NOT_FOUND;
     }
+    mx_cold_index_set_durable(c->index, &job->page_ids[job->n_pages - 1], job->entry_kind,
+                              touched_us);
     pthread_mutex_lock(&c->lock);
     c->stats.sessions_written++;
     pthread_mutex_unlock(&c->lock);
@@ -311,6 +372,8 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
     bool is_page = job->kind == MX_COLD_WRITE_PAGE;
     if (!(is_page ? is_valid_page(job) : is_valid_session(job))) {
         err = MX_E_INVALID;
+    } else if (!mx_cold_claim(c, job, SIZE_MAX)) {
+        err = MX_E_CANCELLED;
     } else if (!mx_cold_may_write(c)
                || (is_page && mx_cold_index_is_tainted(c->index, &job->page_id))) {
         err = MX_E_IO;
@@ -318,9 +381,9 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
         err = is_page ? write_page(c, job, &eb) : write_session(c, job, &eb);
         /* Codes with a text come from the folder; those without are our own business. */
         if (err == MX_OK) {
-            mx_cold_worked(c);
+            mx_cold_worked(c, MX_COLD_WRITING);
         } else if (err != MX_E_NOMEM && eb.text[0] != '\0') {
-            mx_cold_failed(c, eb.text);
+            mx_cold_failed(c, MX_COLD_WRITING, eb.text);
             err = err == MX_E_NOT_FOUND ? MX_E_IO : err; /* not found means pages, to the caller */
         }
     }
