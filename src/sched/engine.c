@@ -16,6 +16,8 @@
 #include <errno.h>
 
 static const uint64_t STATS_PERIOD_US = 100000;
+/* How long a probe may wait for its turn while the reader works for others. */
+static const uint64_t LINE_WAIT_US = 10 * 1000000;
 
 void mx_engine_wake(mx_engine *e)
 {
@@ -148,10 +150,17 @@ static void end_late_waits(mx_engine *e)
     uint64_t now = mx_now_us();
     for (mx_request *r = e->runs; r != NULL; r = r->next) {
         bool waits = r->state == MX_RUN_PROBING || r->state == MX_RUN_READING;
-        if (waits && now > r->wait_deadline_us) {
+        if (!waits || now <= r->wait_deadline_us) {
+            continue;
+        }
+        /* A probe may stand behind the restores of others: that is no reason to do without. */
+        bool is_hanging = mx_cold_stalled_us(e->cold) >= MX_PROBE_WAIT_US;
+        bool is_in_line = r->state == MX_RUN_PROBING && !is_hanging
+                          && now - r->wait_deadline_us < LINE_WAIT_US;
+        if (!is_in_line) {
             mx_log(MX_LOG_WARN, "restore: the cache folder did not answer in time, request=%s goes "
                    "on without it", r->params.id);
-            mx_ticket_abandon(r);
+            mx_ticket_abandon(r, is_hanging);
             mx_admit_without_cold(e, r);
         }
     }
@@ -227,8 +236,14 @@ static void finish_cold(mx_engine *e)
         return;
     }
     uint64_t begin = mx_now_us();
-    bool is_flushed = mx_cold_flush(e->cold, e->flush_us);
-    mx_ticket_collect(e);
+    uint64_t end = begin + e->flush_us, now = begin;
+    bool is_flushed;
+    do { /* a manifest may come back to be written again with pages that somebody removed */
+        is_flushed = mx_cold_flush(e->cold, end - now);
+        mx_ticket_collect(e);
+        now = mx_now_us();
+    } while (mx_ticket_is_writing(e) && now < end);
+    is_flushed = is_flushed && !mx_ticket_is_writing(e);
     if (is_flushed) {
         mx_log(MX_LOG_INFO, "shutdown: SSD session cache flushed");
     } else {
@@ -340,6 +355,9 @@ static mx_err list_eog(mx_engine *e, mx_errbuf *eb)
     return MX_OK;
 }
 
+/* What waits to be written cannot be evicted: the rest of the budget must be enough to go on with. */
+static const size_t QUEUE_MAX_BYTES = (size_t)512 << 20;
+
 static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
 {
     const mx_kv_shape *shape = mx_model_kv_shape(e->model);
@@ -371,6 +389,8 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
         .model_json = json.failed ? "{}\n" : json.ptr,
         .wake = wake_from_cold,
         .wake_arg = e,
+        .queue_bytes = mx_min_size(QUEUE_MAX_BYTES, e->cfg.kv_budget_bytes / 4),
+        .tuning = e->cfg.cold_tuning,
     };
     mx_err err = mx_cold_open(&e->cold, shape, &cold, eb);
     mx_buf_free(&json);

@@ -36,6 +36,7 @@ typedef struct mx_engine_config {
     uint64_t cold_max_bytes;
     uint32_t cold_min_tokens; /* --ssd-session-cache-min-tokens */
     mx_ssd_restore ssd_restore;
+    mx_cold_tuning cold_tuning; /* of tests; {0} = the defaults */
 } mx_engine_config;
 
 /* Starts the engine thread. */

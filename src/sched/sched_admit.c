@@ -13,7 +13,6 @@
 #include "base/mem.h"
 
 enum {
-    PROBE_WAIT_US = 2 * 1000000,     /* a few name look-ups: more means that the folder hangs */
     READ_WAIT_MIN_US = 5 * 1000000,
 };
 
@@ -148,7 +147,7 @@ static void start(mx_engine *e, mx_request *r)
     restore_from_ram(e, r, r->match.n_full_pages * MX_PAGE_TOKENS, &m);
     if (mx_ticket_probe(e, r)) {
         r->state = MX_RUN_PROBING;
-        r->wait_deadline_us = mx_now_us() + PROBE_WAIT_US;
+        r->wait_deadline_us = mx_now_us() + MX_PROBE_WAIT_US;
     } else {
         mx_admit_without_cold(e, r);
     }

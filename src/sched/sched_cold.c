@@ -6,6 +6,9 @@
  * the job stays valid whatever becomes of the request: a request that ends or stops waiting just
  * lets go of its ticket, and the answer is dropped when it comes. Writing is best effort: what finds
  * the queue full is offered again at the next commit, and at the end of a turn given up.
+ *
+ * A folder may hang for ever. Pages are what everybody needs, so a ticket that is let go gives them
+ * back at once, all but the one that a system call fills at that moment.
  */
 #include "sched/sched_internal.h"
 
@@ -21,6 +24,9 @@ struct mx_ticket {
     uint8_t **payloads;
     mx_hash256 *ids;
     size_t n_pages;
+    bool is_late;         /* counted in the engine's n_late */
+    bool is_second;       /* a manifest that is offered again */
+    uint32_t n_tail_rows; /* of a manifest's last page, which is pages[n_pages - 1]; 0 = it is full */
 };
 
 static void free_ticket(mx_engine *e, mx_ticket *t)
@@ -96,7 +102,7 @@ static mx_ticket *reading_ticket(mx_request *r, mx_cold_job_kind kind, size_t n_
 
 bool mx_ticket_probe(mx_engine *e, mx_request *r)
 {
-    mx_ticket *t = reading_ticket(r, MX_COLD_PROBE, 0);
+    mx_ticket *t = e->n_late == 0 ? reading_ticket(r, MX_COLD_PROBE, 0) : NULL;
     if (t == NULL || submit(e, t) != MX_OK) {
         return false;
     }
@@ -137,39 +143,95 @@ bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe)
     return true;
 }
 
-void mx_ticket_abandon(mx_request *r)
+/* The pages that the cold tier is not just using. True when there were any. */
+static bool give_back_pages(mx_engine *e, mx_ticket *t)
 {
-    if (r->ticket != NULL) {
-        r->ticket->request = NULL;
-        r->ticket = NULL;
+    bool any = false;
+    size_t busy = t->job.kind == MX_COLD_WRITE_SESSION ? SIZE_MAX : mx_cold_abandon(e->cold, &t->job);
+    for (size_t i = 0; i < t->n_pages; i++) {
+        if (i == busy || t->pages[i] == NULL) {
+            continue;
+        }
+        if (t->job.kind == MX_COLD_WRITE_PAGE) {
+            t->pages[i]->is_queued = false;
+        }
+        mx_page_unref(e->pool, t->pages[i]);
+        t->pages[i] = NULL;
+        any = true;
     }
+    return any;
+}
+
+void mx_ticket_abandon(mx_request *r, bool is_late)
+{
+    mx_ticket *t = r->ticket;
+    if (t == NULL) {
+        return;
+    }
+    t->request = NULL;
+    r->ticket = NULL;
+    if (is_late) {
+        t->is_late = true;
+        r->engine->n_late++;
+    }
+    give_back_pages(r->engine, t);
+}
+
+bool mx_ticket_is_writing(const mx_engine *e)
+{
+    for (const mx_ticket *t = e->tickets; t != NULL; t = t->next) {
+        if (t->job.kind == MX_COLD_WRITE_PAGE || t->job.kind == MX_COLD_WRITE_SESSION) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool mx_ticket_shed(mx_engine *e)
+{
+    bool any = false;
+    for (mx_ticket *t = e->tickets; t != NULL; t = t->next) {
+        if (t->job.kind == MX_COLD_WRITE_PAGE || t->job.kind == MX_COLD_WRITE_SESSION) {
+            any |= give_back_pages(e, t);
+        }
+    }
+    if (any) {
+        mx_log(MX_LOG_WARN, "cold: out of KV pages while the cache folder is slow; what is not "
+               "written yet is dropped (--kv-budget)");
+    }
+    return any;
 }
 
 /* ---- writing ---------------------------------------------------------------------------------- */
 
-static const mx_hash256 *parent_id(const mx_request *r, size_t page)
+static const mx_hash256 *parent_id(const mx_hash256 *root, const mx_page *page)
 {
-    return page > 0 ? &r->seq.pages[page - 1]->id : &r->root;
+    return page->parent != NULL ? &page->parent->id : root;
 }
 
 /* Offers n_rows rows of one page; MX_OK also when it is known to be there. */
-static mx_err store_page(mx_engine *e, mx_request *r, size_t index, uint32_t n_rows,
+static mx_err store_page(mx_engine *e, const mx_hash256 *root, mx_page *page, uint32_t n_rows,
                          const mx_hash256 *id)
 {
-    mx_page *page = r->seq.pages[index];
     bool is_full = n_rows == MX_PAGE_TOKENS;
     if ((is_full && page->is_queued) || mx_cold_has_page(e->cold, id)) {
         return MX_OK;
     }
-    mx_ticket *t = new_ticket(MX_COLD_WRITE_PAGE, &r->root, 1);
+    mx_ticket *t = new_ticket(MX_COLD_WRITE_PAGE, root, 1);
     if (t == NULL) {
         return MX_E_NOMEM;
     }
+    t->tokens = mx_alloc(n_rows * sizeof *t->tokens); /* the page may be taken back before */
+    if (t->tokens == NULL) {
+        free_ticket(e, t);
+        return MX_E_NOMEM;
+    }
+    memcpy(t->tokens, page->tokens, n_rows * sizeof *t->tokens);
     t->pages[0] = mx_page_ref(page);
     t->n_pages = 1;
-    t->job.parent_id = *parent_id(r, index);
-    t->job.first_page = index;
-    t->job.tokens = page->tokens;
+    t->job.parent_id = *parent_id(root, page);
+    t->job.first_page = page->index;
+    t->job.tokens = t->tokens;
     t->job.n_tokens = n_rows;
     t->job.payload = page->payload;
     t->job.page_id = *id;
@@ -178,11 +240,13 @@ static mx_err store_page(mx_engine *e, mx_request *r, size_t index, uint32_t n_r
     return MX_OK;
 }
 
+/* The ticket holds the end of the chain, and so all of it: should pages turn out to be gone from the
+ * folder, they are written again. */
 static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind, const mx_hash256 *tail_id)
 {
     size_t n_full = r->seq.n_tokens / MX_PAGE_TOKENS;
     size_t n_ids = n_full + (tail_id != NULL);
-    mx_ticket *t = n_ids > 0 ? new_ticket(MX_COLD_WRITE_SESSION, &r->root, 0) : NULL;
+    mx_ticket *t = n_ids > 0 ? new_ticket(MX_COLD_WRITE_SESSION, &r->root, 1) : NULL;
     if (t == NULL) {
         return;
     }
@@ -196,13 +260,44 @@ static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind, const
     }
     if (tail_id != NULL) {
         t->ids[n_full] = *tail_id;
+        t->n_tail_rows = (uint32_t)(r->seq.n_tokens % MX_PAGE_TOKENS);
     }
+    t->pages[0] = mx_page_ref(r->seq.pages[n_ids - 1]);
+    t->n_pages = 1;
     t->job.page_ids = t->ids;
     t->job.n_pages = n_ids;
     t->job.n_session_tokens = tail_id != NULL ? r->seq.n_tokens : n_full * MX_PAGE_TOKENS;
     t->job.entry_kind = kind == MX_ENTRY_TURN;
     t->job.session_id = t->ids[n_ids - 1];
     (void)submit(e, t);
+}
+
+/* Pages of a manifest were not in the folder, though they had been: somebody removed them. Offers
+ * what is missing and the manifest once more. True: the ticket is in the cold tier's hands again. */
+static bool store_again(mx_engine *e, mx_ticket *t)
+{
+    mx_page *page = t->pages[0];
+    if (t->is_second || page == NULL) {
+        return false;
+    }
+    size_t n = t->job.n_pages;
+    mx_page **chain = mx_calloc(n, sizeof *chain);
+    bool is_stored = chain != NULL;
+    for (size_t i = n; is_stored && i-- > 0; page = page->parent) {
+        chain[i] = page;
+    }
+    for (size_t i = 0; is_stored && i < n; i++) {
+        uint32_t n_rows = i + 1 == n && t->n_tail_rows > 0 ? t->n_tail_rows : MX_PAGE_TOKENS;
+        is_stored = store_page(e, &t->job.root, chain[i], n_rows, &t->ids[i]) == MX_OK;
+    }
+    mx_free(chain);
+    t->is_second = true;
+    if (!is_stored || mx_cold_submit(e->cold, &t->job) != MX_OK) {
+        return false;
+    }
+    t->next = e->tickets;
+    e->tickets = t;
+    return true;
 }
 
 void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_entry)
@@ -214,16 +309,19 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
     }
     size_t n_full = r->seq.n_tokens / MX_PAGE_TOKENS;
     while (r->n_cold_pages < n_full) {
-        const mx_hash256 *id = &r->seq.pages[r->n_cold_pages]->id;
-        if (store_page(e, r, r->n_cold_pages, MX_PAGE_TOKENS, id) != MX_OK) {
+        mx_page *page = r->seq.pages[r->n_cold_pages];
+        if (store_page(e, &r->root, page, MX_PAGE_TOKENS, &page->id) != MX_OK) {
             if (with_entry && kind == MX_ENTRY_TURN) {
-                mx_log(MX_LOG_WARN, "cold: request=%s the write queue is full, pages_dropped=%zu",
-                       r->params.id, n_full - r->n_cold_pages);
+                mx_log(e->is_queue_full ? MX_LOG_DEBUG : MX_LOG_WARN,
+                       "cold: request=%s the write queue is full, pages_dropped=%zu; said once "
+                       "until it has room again", r->params.id, n_full - r->n_cold_pages);
+                e->is_queue_full = true;
             }
             return; /* a manifest without its pages would promise what is not there */
         }
         r->n_cold_pages++;
     }
+    e->is_queue_full = false;
     if (!with_entry) {
         return;
     }
@@ -233,8 +331,8 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
         return;
     }
     mx_page *tail = r->seq.pages[n_full];
-    mx_hash256 id = mx_page_identity(&r->root, parent_id(r, n_full), tail->tokens, n_rows);
-    if (store_page(e, r, n_full, n_rows, &id) == MX_OK) {
+    mx_hash256 id = mx_page_identity(&r->root, parent_id(&r->root, tail), tail->tokens, n_rows);
+    if (store_page(e, &r->root, tail, n_rows, &id) == MX_OK) {
         store_session(e, r, kind, &id);
     }
 }
@@ -248,16 +346,23 @@ static void unlink_ticket(mx_engine *e, mx_ticket *t)
         link = &(*link)->next;
     }
     *link = t->next;
+    if (t->is_late && --e->n_late == 0) {
+        mx_log(MX_LOG_INFO, "restore: the cache folder answers again");
+    }
 }
 
-static void complete(mx_engine *e, mx_ticket *t)
+/* True: the ticket is on its way again. */
+static bool complete(mx_engine *e, mx_ticket *t)
 {
     mx_request *r = t->request;
-    if (t->job.kind == MX_COLD_WRITE_PAGE) {
+    if (t->job.kind == MX_COLD_WRITE_PAGE && t->pages[0] != NULL) {
         t->pages[0]->is_queued = false; /* from here on mx_cold_has_page knows, or it is offered again */
     }
+    if (t->job.kind == MX_COLD_WRITE_SESSION && t->job.status == MX_E_NOT_FOUND) {
+        return store_again(e, t);
+    }
     if (r == NULL) {
-        return;
+        return false;
     }
     r->ticket = NULL;
     if (t->job.kind == MX_COLD_PROBE) {
@@ -265,6 +370,7 @@ static void complete(mx_engine *e, mx_ticket *t)
     } else if (t->job.kind == MX_COLD_READ) {
         mx_admit_read(e, r, &t->job, t->pages);
     }
+    return false;
 }
 
 bool mx_ticket_collect(mx_engine *e)
@@ -274,8 +380,9 @@ bool mx_ticket_collect(mx_engine *e)
     while (e->cold != NULL && (job = mx_cold_poll(e->cold)) != NULL) {
         mx_ticket *t = job->user;
         unlink_ticket(e, t);
-        complete(e, t);
-        free_ticket(e, t);
+        if (!complete(e, t)) {
+            free_ticket(e, t);
+        }
         any = true;
     }
     return any;

@@ -18,6 +18,7 @@
 enum {
     MX_OUT_PAUSE_BYTES = 64 << 10,     /* unread output at which a sequence is paused */
     MX_OUT_ABANDON_US = 60 * 1000000,  /* unread for so long: the reader is gone */
+    MX_PROBE_WAIT_US = 2 * 1000000,    /* a few name look-ups: more means that the folder hangs */
     MX_ADMIT_TOKENS = 256,             /* answer tokens an admission sets aside pages for */
 };
 
@@ -99,6 +100,9 @@ struct mx_engine {
     size_t n_runs;
     size_t turn;              /* which prefill goes next */
     mx_ticket *tickets;       /* all jobs that the cold tier holds */
+    size_t n_late;            /* of them: nobody waits for them any more, the folder hangs */
+    bool is_queue_full;       /* the cold writer's; said in the log */
+    uint64_t starved_since_us; /* nothing can be computed for want of pages; 0 = it can */
     double us_per_token;      /* measured prefill cost, 0 = not yet */
     mx_engine_stats live;     /* published from time to time */
 
@@ -159,8 +163,14 @@ void mx_step_commit_turn(mx_engine *e, mx_request *r);
 /* Hands a probe or a read over for r; false = go on without the cold tier. */
 bool mx_ticket_probe(mx_engine *e, mx_request *r);
 bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe);
-/* r no longer waits for its ticket; what comes back is dropped. */
-void mx_ticket_abandon(mx_request *r);
+/* r no longer waits for its ticket: its pages are free at once, what comes back is dropped. is_late:
+ * because the folder hangs; then nobody asks it before it has answered. */
+void mx_ticket_abandon(mx_request *r, bool is_late);
+/* Takes the pages back that only the cold writer still holds; true when there were any. What was not
+ * written is offered again with the next commit that has it. */
+bool mx_ticket_shed(mx_engine *e);
+/* Jobs of the writer that are not done. */
+bool mx_ticket_is_writing(const mx_engine *e);
 /* Queues what the sequence has and the folder lacks; with_entry: also the tail (of a turn) and the
  * manifest. */
 void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_entry);

@@ -292,7 +292,7 @@ void mx_request_end(mx_request *r, mx_finish finish, mx_err error, const char *t
         return;
     }
     r->state = MX_RUN_DONE;
-    mx_ticket_abandon(r);
+    mx_ticket_abandon(r, false);
     mx_seq_free(&r->seq);
     uint64_t now = mx_now_us();
     pthread_mutex_lock(&r->mu);

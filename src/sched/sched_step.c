@@ -17,6 +17,8 @@
 /* Prompt rows per pass while other sequences decode: their next token waits for the pass, about
  * 0.2 s on two slow cores, while a prompt still runs at most of its speed. */
 static const size_t SHARED_CHUNK = 128;
+/* A page takes a few ms to write. */
+static const uint64_t WRITER_WAIT_US = 250000;
 
 static bool is_paused(mx_request *r)
 {
@@ -127,6 +129,17 @@ static mx_request *youngest(mx_engine *e)
     return last;
 }
 
+/* What the cold writer holds will be free in a moment, if the folder is well; if it is not, nobody
+ * waits for it. True: there are pages. */
+static bool take_from_writer(mx_engine *e)
+{
+    uint64_t now = mx_now_us();
+    if (e->starved_since_us == 0) {
+        e->starved_since_us = now;
+    }
+    return now - e->starved_since_us >= WRITER_WAIT_US && mx_ticket_shed(e);
+}
+
 /* Makes n rows of r writable: evicts from the bank, then sends the youngest run back to the line.
  * False: r itself had to go, or must wait for pages that the cold writer holds. */
 static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
@@ -138,6 +151,9 @@ static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
         }
         mx_request *victim = youngest(e);
         if (victim == NULL || victim == r) {
+            if (take_from_writer(e)) {
+                continue;
+            }
             unplan(e, p, r);
             mx_seq_rollback(&r->seq);
             if (e->n_runs > 1 && victim == r) {
@@ -148,6 +164,7 @@ static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
         unplan(e, p, victim);
         mx_admit_requeue(e, victim);
     }
+    e->starved_since_us = 0;
     return true;
 }
 

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The engine over a folder that hangs, fails, or is emptied under its feet. Every answer must be the
+ * one that an engine without a folder gives, in about the time that one takes; what can be stored
+ * again is. The faults come from the table of system calls (mx_cold_tuning).
+ */
+#include "../exactness/engine_rig.h"
+
+#include "cold/cold_files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+enum { N_PROMPT = 300 };
+
+/* ---- a disk with a tap ------------------------------------------------------------------------ */
+
+static pthread_mutex_t tap = PTHREAD_MUTEX_INITIALIZER; /* held = calls hang */
+static atomic_bool is_read_tapped, is_sync_tapped;
+static atomic_int n_failing_reads; /* so many reads of payloads fail with EIO */
+static atomic_long n_syncs, n_writes, n_touches;
+
+static void pass_tap(const atomic_bool *is_tapped)
+{
+    if (atomic_load(is_tapped)) {
+        pthread_mutex_lock(&tap);
+        pthread_mutex_unlock(&tap);
+    }
+}
+
+static ssize_t tap_preadv(int fd, const struct iovec *iov, int n, long at)
+{
+    if (n == 2) { /* with a payload, so not of a manifest or a head */
+        pass_tap(&is_read_tapped);
+        int left = atomic_load(&n_failing_reads);
+        while (left > 0 && !atomic_compare_exchange_weak(&n_failing_reads, &left, left - 1)) {
+        }
+        if (left > 0) {
+            errno = EIO;
+            return -1;
+        }
+    }
+    return preadv(fd, iov, n, (off_t)at);
+}
+
+static int tap_fsync(int fd)
+{
+    atomic_fetch_add(&n_syncs, 1);
+    pass_tap(&is_sync_tapped);
+    return fsync(fd);
+}
+
+static ssize_t tap_writev(int fd, const struct iovec *iov, int n)
+{
+    atomic_fetch_add(&n_writes, 1);
+    return writev(fd, iov, n);
+}
+
+static int tap_utimens(int dir, const char *name, const struct timespec times[2])
+{
+    atomic_fetch_add(&n_touches, 1);
+    return utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW);
+}
+
+static mx_cold_fileops ops;
+
+static void open_rig(rig *g, size_t budget_pages)
+{
+    mx_tiny_spec spec = mx_tiny_default();
+    spec.n_ctx = 512;
+    spec.is_tied = false;
+    rig_open(g, &spec, 1, budget_pages);
+    ops = mx_cold_real_fileops;
+    ops.preadv = tap_preadv;
+    ops.fsync = tap_fsync;
+    ops.writev = tap_writev;
+    ops.utimens = tap_utimens;
+    atomic_store(&is_read_tapped, false);
+    atomic_store(&is_sync_tapped, false);
+    atomic_store(&n_failing_reads, 0);
+    g->cfg.cold_mode = MX_COLD_ON;
+    g->cfg.cold_tuning = (mx_cold_tuning){.fileops = &ops, .min_free_bytes = -1,
+                                          .stop_us = 300000, .retry_us = 1};
+}
+
+typedef struct prompt {
+    int32_t tokens[N_PROMPT];
+    question q;
+} prompt;
+
+static void make_prompt(prompt *p, uint64_t seed)
+{
+    random_prompt(p->tokens, N_PROMPT, seed);
+    p->q = (question){.prompt = p->tokens, .n_prompt = N_PROMPT, .max_tokens = 20, .seed = seed};
+}
+
+/* Asks with and without the cache; both must say the same. Returns what happened, and how long the
+ * cached one took. */
+static mx_request_stats ask_both(rig *g, const prompt *p, const char *what, uint64_t *us)
+{
+    answer want, got;
+    uint64_t begin = mx_now_us();
+    ask_and_wait(g, &p->q, &got);
+    *us = mx_now_us() - begin;
+    ask_cold(g, &p->q, &want);
+    assert_same(&want, &got, what);
+    mx_request_stats s = got.stats;
+    answer_free(&want);
+    answer_free(&got);
+    return s;
+}
+
+static mx_cold_stats cold_stats(rig *g)
+{
+    mx_engine_stats s;
+    usleep(250000); /* the published copy is at most so old */
+    mx_engine_get_stats(g->engine, &s);
+    return s.cold;
+}
+
+static void wait_written(rig *g)
+{
+    for (int i = 0; i < 100; i++) {
+        if (cold_stats(g).queued_jobs == 0) {
+            return;
+        }
+    }
+    fail_msg("the cold tier's queue does not get empty");
+}
+
+/* ---- tests ------------------------------------------------------------------------------------ */
+
+/* The first request finds out; those behind it do not wait at all, and no page stays away. */
+static void reads_that_hang_cost_one_wait(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    prompt p[3];
+    uint64_t us;
+    rig_start(&g);
+    for (uint64_t i = 0; i < 3; i++) {
+        make_prompt(&p[i], i + 1);
+        ask_both(&g, &p[i], "while all is well", &us);
+    }
+    rig_stop(&g);
+    g.cfg.bank.max_bytes = 1; /* nothing stays in RAM */
+    rig_start(&g);
+    pthread_mutex_lock(&tap);
+    atomic_store(&is_read_tapped, true);
+    mx_request_stats s = ask_both(&g, &p[0], "hanging", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_COLD);
+    assert_true(us > 1000000 && us < 20000000);
+    s = ask_both(&g, &p[1], "still hanging", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_COLD);
+    print_message("the second request behind a folder that hangs took %llu ms\n",
+                  (unsigned long long)us / 1000);
+    assert_true(us < 1500000);
+    mx_engine_stats e;
+    usleep(300000);
+    mx_engine_get_stats(g.engine, &e);
+    /* The page in the system call; pages in the queue of the writer are gone by now. */
+    assert_true(e.kv_pages_used <= 1);
+    atomic_store(&is_read_tapped, false);
+    pthread_mutex_unlock(&tap);
+    usleep(300000);
+    s = ask_both(&g, &p[2], "well again", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    rig_close(&g);
+}
+
+/* Eight pages for all, seven for each request: with a writer that never ends, each needs what the one
+ * before it left in the queue. */
+static void writes_that_hang_keep_no_pages(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 8);
+    rig_start(&g);
+    pthread_mutex_lock(&tap);
+    atomic_store(&is_sync_tapped, true);
+    uint64_t us, longest = 0;
+    for (uint64_t i = 0; i < 8; i++) {
+        prompt p;
+        make_prompt(&p, 100 + i);
+        p.q.max_tokens = 100;
+        ask_both(&g, &p, "writer hangs", &us);
+        longest = us > longest ? us : longest;
+    }
+    print_message("longest of 8 requests while the writer hangs: %llu ms\n",
+                  (unsigned long long)longest / 1000);
+    assert_true(longest < 5000000);
+    atomic_store(&is_sync_tapped, false);
+    pthread_mutex_unlock(&tap);
+    rig_close(&g);
+}
+
+/* The engine goes while a thread is stuck in the folder; when that comes back, it must not touch
+ * what is gone. In a process of its own: what the thread holds is never freed. */
+static void child_leaves_a_hanging_folder(void)
+{
+    rig g;
+    open_rig(&g, 0);
+    rig_start(&g);
+    pthread_mutex_lock(&tap);
+    atomic_store(&is_sync_tapped, true);
+    prompt p;
+    make_prompt(&p, 7);
+    uint64_t us;
+    ask_both(&g, &p, "before the end", &us);
+    uint64_t begin = mx_now_us();
+    mx_engine_stop(g.engine, 0, 200000);
+    mx_engine_destroy(g.engine);
+    bool is_quick = mx_now_us() - begin < 5000000;
+    atomic_store(&is_sync_tapped, false);
+    pthread_mutex_unlock(&tap);
+    usleep(300000);
+    char command[160];
+    snprintf(command, sizeof command, "rm -rf '%s'", g.folder);
+    _exit(system(command) == 0 && is_quick ? 0 : 9);
+}
+
+static void engine_ends_before_a_hanging_folder(void **state)
+{
+    (void)state;
+    fflush(stdout);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        child_leaves_a_hanging_folder();
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* A sector that cannot be read: computed instead, written anew, and read again after that. Reading is
+ * said to fail for as long as it does. */
+static void pages_that_cannot_be_read_are_written_anew(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    prompt p, other;
+    make_prompt(&p, 21);
+    make_prompt(&other, 22);
+    uint64_t us;
+    rig_start(&g);
+    ask_both(&g, &p, "first", &us);
+    ask_both(&g, &other, "first", &us);
+    rig_stop(&g);
+    g.cfg.bank.max_bytes = 1;
+    rig_start(&g);
+    atomic_store(&n_failing_reads, 1);
+    mx_request_stats s = ask_both(&g, &p, "EIO", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_COLD);
+    s = ask_both(&g, &other, "another file", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    wait_written(&g);
+    mx_cold_stats c = cold_stats(&g);
+    assert_false(c.is_degraded);
+    assert_true(c.pages_written >= 1);
+    s = ask_both(&g, &p, "written anew", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    assert_true(s.n_ssd >= N_PROMPT - 1);
+    rig_close(&g);
+}
+
+/* `mtplx cache rm --all` while the server runs: the next turn finds that its pages are gone and
+ * stores them all. */
+static void what_was_removed_is_stored_again(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    prompt p;
+    make_prompt(&p, 31);
+    uint64_t us;
+    rig_start(&g);
+    ask_both(&g, &p, "first", &us);
+    wait_written(&g);
+    uint64_t files, bytes;
+    mx_errbuf eb = {{0}};
+    rig_must(mx_cold_remove_all(g.cache_dir, &files, &bytes, &eb), &eb, "remove");
+    assert_true(files >= 6);
+    mx_request_stats s = ask_both(&g, &p, "from RAM", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_WARM_PREFIX);
+    rig_stop(&g);
+    rig_start(&g);
+    s = ask_both(&g, &p, "after the restart", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    assert_int_equal(s.n_ssd, N_PROMPT - 1);
+    rig_close(&g);
+}
+
+/* The same request again ends at the same point, which is durable already. */
+static void repetition_writes_nothing(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    prompt p;
+    make_prompt(&p, 41);
+    uint64_t us;
+    rig_start(&g);
+    ask_both(&g, &p, "first", &us);
+    wait_written(&g);
+    long syncs = atomic_load(&n_syncs), writes = atomic_load(&n_writes);
+    long touches = atomic_load(&n_touches);
+    for (int i = 0; i < 5; i++) {
+        ask_both(&g, &p, "again", &us);
+    }
+    wait_written(&g);
+    assert_int_equal(atomic_load(&n_syncs) - syncs, 0);
+    assert_int_equal(atomic_load(&n_writes) - writes, 0);
+    assert_int_equal(atomic_load(&n_touches) - touches, 0);
+    assert_int_equal(cold_stats(&g).sessions_skipped, 10); /* prompt and turn of each */
+    rig_close(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(engine_ends_before_a_hanging_folder), /* first: it forks */
+        cmocka_unit_test(reads_that_hang_cost_one_wait),
+        cmocka_unit_test(writes_that_hang_keep_no_pages),
+        cmocka_unit_test(pages_that_cannot_be_read_are_written_anew),
+        cmocka_unit_test(what_was_removed_is_stored_again),
+        cmocka_unit_test(repetition_writes_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
