@@ -8,7 +8,7 @@
  * object, reasoning stands under each name a template may ask for. Everything that came from the
  * client is data, not markup: a user who types a control token gets its letters.
  *
- * To continue a final assistant message, an unlikely mark is put behind its content, and the
+ * To continue a final assistant message, a random mark is put behind its content, and the
  * rendered text is cut where the mark appears. That works with any template, because what follows
  * the content (the end of the turn) is then behind the cut, whatever it is.
  */
@@ -18,6 +18,7 @@
 #include "base/utf8.h"
 
 #include <stdio.h>
+#include <sys/random.h>
 
 enum { MAX_MESSAGES = 100000, MARK_CAP = 48 };
 /* Memory of one rendering: a request of 64 MiB and its text several times over. */
@@ -323,15 +324,19 @@ static bool is_assistant(struct json_object *m)
            && mx_str_eq(mx_json_text(role), MX_STR("assistant"));
 }
 
-/* A mark that no text of the request holds. */
-static void choose_mark(chat *c, const char *body_text)
+/* Random, because anything that can be known can be sent: also in parts that only become the mark
+ * when they are joined, or in a tool's description. */
+static bool choose_mark(chat *c)
 {
-    for (unsigned i = 0;; i++) {
-        snprintf(c->mark, sizeof c->mark, "mtplx-goes-on-here-%u-mtplx", i);
-        if (strstr(body_text, c->mark) == NULL) {
-            return;
-        }
+    uint8_t random[16];
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
+        return mx_problem_set(c->p, 500, NULL, NULL, "the system gave no random number");
     }
+    int n = snprintf(c->mark, sizeof c->mark, "mtplx-");
+    for (size_t i = 0; i < sizeof random; i++) {
+        n += snprintf(c->mark + n, sizeof c->mark - (size_t)n, "%02x", random[i]);
+    }
+    return true;
 }
 
 /* Decides whether the last message is continued, and whether a new one is opened. */
@@ -401,8 +406,9 @@ static bool read_tool_choice(chat *c, bool has_tools)
 /* One tool of the list in the shape templates know; NULL with a problem set, or to be left out. */
 static mx_value *build_tool(chat *c, size_t at, struct json_object *tool, bool is_bare)
 {
+    const char *field = is_bare ? "functions" : "tools";
     if (!json_object_is_type(tool, json_type_object)) {
-        mx_problem_field(c->p, "tools", "'tools[%zu]' must be an object, not %s", at,
+        mx_problem_field(c->p, field, "'%s[%zu]' must be an object, not %s", field, at,
                          mx_json_kind(tool));
         return NULL;
     }
@@ -418,7 +424,8 @@ static mx_value *build_tool(chat *c, size_t at, struct json_object *tool, bool i
     struct json_object *name = json_object_is_type(f, json_type_object) ? mx_json_field(f, "name")
                                                                         : NULL;
     if (name == NULL || !json_object_is_type(name, json_type_string)) {
-        mx_problem_field(c->p, "tools", "'tools[%zu].function.name' must be a string", at);
+        mx_problem_field(c->p, field, "'%s[%zu].%sname' must be a string", field, at,
+                         is_bare ? "" : "function.");
         return NULL;
     }
     mx_value *function = value_of(c, f);
@@ -589,8 +596,8 @@ static bool fill_context(chat *c, mx_value *context)
     if (!read_messages(c) || !read_ending(c, &opens_message)) {
         return false;
     }
-    if (c->continues) {
-        choose_mark(c, json_object_to_json_string_ext(c->messages, JSON_C_TO_STRING_PLAIN));
+    if (c->continues && !choose_mark(c)) {
+        return false;
     }
     mx_value *messages = build_messages(c);
     if (c->p->status != 0) {

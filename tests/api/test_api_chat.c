@@ -117,15 +117,34 @@ static void continues_the_assistant(void **state)
                 "{\"role\":\"assistant\",\"content\":\"Once\"}],\"continue_final_message\":false}",
                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nOnce<|im_end|>\n"
                 "<|im_start|>assistant\n");
-    /* The mark itself in a message must not confuse the cut. */
-    expect_text(chatml,
-                "{\"messages\":[{\"role\":\"user\",\"content\":\"mtplx-goes-on-here-0-mtplx\"},"
-                "{\"role\":\"assistant\",\"content\":\"A\"}]}",
-                "<|im_start|>user\nmtplx-goes-on-here-0-mtplx<|im_end|>\n<|im_start|>assistant\nA");
     expect_problem(chatml, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\"},"
                    "{\"role\":\"assistant\",\"content\":\"b\"}]}", "messages");
     expect_problem("{{ messages[0].content }}", "{\"messages\":[{\"role\":\"user\"},"
                    "{\"role\":\"assistant\",\"content\":\"b\"}]}", "messages");
+}
+
+/* What the last message's end is found by must be nothing that a client can send. A template that
+ * does not cut shows it: each rendering has another mark, so none can be known beforehand. */
+static void mark_is_unknown(void **state)
+{
+    (void)state;
+    static const char template[] = "{{ messages[-1].content ~ '!' ~ messages[-1].content }}";
+    static const char body[] = "{\"messages\":[{\"role\":\"user\"},{\"role\":\"assistant\","
+                               "\"content\":\"A\"}]}";
+    expect_text(template, body, "A");
+    /* A template that puts one letter of the mark before the content shows that letter. */
+    char seen[64] = "";
+    size_t n_changes = 0;
+    for (int i = 0; i < 64; i++) {
+        mx_rendered r;
+        mx_problem p;
+        assert_true(render("{{ messages[-1].content[-1:] ~ messages[-1].content }}", body, &r, &p));
+        assert_int_equal(r.text.len, 2); /* one letter of the mark, then "A" */
+        seen[i] = r.text.ptr[0];
+        n_changes += i > 0 && seen[i] != seen[i - 1];
+        mx_rendered_free(&r);
+    }
+    assert_in_range(n_changes, 1, 63); /* 64 equal hexadecimal digits by chance: 16^-63 */
 }
 
 static void user_text_is_not_markup(void **state)
@@ -180,6 +199,8 @@ static void refusals(void **state)
         {"{\"messages\":[{\"role\":\"user\"}],\"tools\":{}}", "tools"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tools\":[1]}", "tools"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tools\":[{\"function\":{}}]}", "tools"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"functions\":[1]}", "functions"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"functions\":[{}]}", "functions"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":\"required\"}", "tool_choice"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":7}", "tool_choice"},
         {"{\"messages\":[{\"role\":\"user\"}],\"chat_template_kwargs\":[]}",
@@ -240,6 +261,7 @@ int main(void)
         cmocka_unit_test(message_shapes),
         cmocka_unit_test(tools_and_variables),
         cmocka_unit_test(continues_the_assistant),
+        cmocka_unit_test(mark_is_unknown),
         cmocka_unit_test(user_text_is_not_markup),
         cmocka_unit_test(refusals),
         cmocka_unit_test(survives_lack_of_memory),
