@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -133,14 +134,18 @@ static bool read_stops(mx_api_params *a, struct json_object *o, mx_problem *p)
     }
     for (size_t i = 0; i < n; i++) {
         struct json_object *e = is_array ? json_object_array_get_idx(v, i) : v;
+        char where[32] = "stop";
+        if (is_array) {
+            snprintf(where, sizeof where, "stop[%zu]", i);
+        }
         if (!json_object_is_type(e, json_type_string)) {
-            return mx_problem_field(p, "stop", "'stop[%zu]' must be a string, not %s", i,
+            return mx_problem_field(p, "stop", "'%s' must be a string, not %s", where,
                                     mx_json_kind(e));
         }
         mx_str s = mx_json_text(e);
         if (s.len > MX_API_MAX_STOP_BYTES) {
-            return mx_problem_field(p, "stop", "'stop[%zu]' has %zu bytes; at most %d are possible",
-                                    i, s.len, MX_API_MAX_STOP_BYTES);
+            return mx_problem_field(p, "stop", "'%s' has %zu bytes; at most %d are possible", where,
+                                    s.len, MX_API_MAX_STOP_BYTES);
         }
         if (s.len > 0) {
             a->stops[a->n_stops++] = s;
