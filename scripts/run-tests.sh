@@ -194,7 +194,8 @@ case $mode in
         run_pytest "scripts" tests/scripts 300
         # The fidelity test computes thousands of tokens of the real model, thirty times slower here,
         # along the paths that golden/test_golden_logits takes, too.
-        build "ASan+UBSan" build-asan -DCMAKE_BUILD_TYPE=Check -DMTPLX_SANITIZE=address,undefined &&
+        build "ASan+UBSan" build-asan -DCMAKE_BUILD_TYPE=Check \
+            -DMTPLX_SANITIZE=address,undefined &&
             run_ctest "unit tests (ASan+UBSan)" build-asan -E '^golden/test_fidelity$'
         # Only what has threads: instrumented kernels alone take the compiler minutes.
         threaded=$(printf '%s\n' tests/{base,sched,cold,http}/test_*.c | sed 's|.*/||; s|\.c$||')
