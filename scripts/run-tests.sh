@@ -192,7 +192,7 @@ case $mode in
         target=mtplx build "Release" build -DCMAKE_BUILD_TYPE=Release -DMTPLX_TESTS=OFF
         run_pytest "end to end" tests/e2e 1200
         run_pytest "scripts" tests/scripts 300
-        # The fidelity test computes thousands of tokens of the real model, thirty times slower here,
+        # The fidelity test computes thousands of tokens of the real model, thirty times slower,
         # along the paths that golden/test_golden_logits takes, too.
         build "ASan+UBSan" build-asan -DCMAKE_BUILD_TYPE=Check \
             -DMTPLX_SANITIZE=address,undefined &&
