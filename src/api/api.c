@@ -179,6 +179,15 @@ static void load_template(mx_api *a, mx_model *model)
     }
 }
 
+static size_t longest_piece(const mx_tokenizer *t)
+{
+    size_t longest = 1;
+    for (size_t i = 0; i < mx_tokenizer_size(t); i++) {
+        longest = mx_max_size(longest, mx_tokenizer_piece(t, (int32_t)i, true).len);
+    }
+    return longest;
+}
+
 void mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine)
 {
     char hex[65];
@@ -189,6 +198,7 @@ void mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine)
     snprintf(a->fingerprint, sizeof a->fingerprint, "fp_%.16s", hex);
     mx_hash256_hex(&numerics, a->numerics_id);
     load_template(a, model);
+    a->max_piece = longest_piece(mx_model_tokenizer(model));
     a->model = model;
     a->engine = engine;
     a->phase = MX_API_READY;

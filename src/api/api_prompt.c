@@ -4,6 +4,9 @@
  * template's own words marked, so that control tokens count only there; the template also decides
  * about BOS. A plain prompt is user text throughout and gets BOS as the tokeniser wants it; a list
  * of ids is taken as it is.
+ *
+ * A text that cannot fit whatever its tokens are is refused before it is tokenised: 60 MB cost half
+ * a minute of a worker, and a few of them would keep everybody else, /health too, waiting.
  */
 #include "api/api_state.h"
 
@@ -40,6 +43,22 @@ static mx_str special_text(const mx_tokenizer *t, int32_t id)
     return id < 0 ? (mx_str){"", 0} : mx_tokenizer_text(t, id);
 }
 
+/* No token is longer than the longest, so the bytes tell how many there must be at least. */
+static bool may_fit(const mx_api *a, size_t n_bytes, const char *field, mx_problem *p)
+{
+    size_t n_ctx = mx_engine_max_tokens(a->engine);
+    size_t at_least = n_bytes / a->max_piece;
+    if (at_least <= n_ctx) {
+        return true;
+    }
+    p->n_prompt_tokens = at_least;
+    p->n_ctx = n_ctx;
+    return mx_problem_set(p, 400, "context_length_exceeded", field,
+                          "request (%zu bytes, at least %zu tokens) exceeds the available context "
+                          "size (%zu tokens); this model's maximum context length is %zu tokens: "
+                          "shorten '%s'", n_bytes, at_least, n_ctx, n_ctx, field);
+}
+
 bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, size_t *n,
                         mx_problem *p)
 {
@@ -51,7 +70,7 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, si
         .now_s = mx_wall_s(),
     };
     mx_rendered r;
-    bool ok = mx_chat_render(&env, body, &r, p);
+    bool ok = mx_chat_render(&env, body, &r, p) && may_fit(a, r.text.len, "messages", p);
     if (ok) {
         *n = 1;
         *out = new_prompts(1);
@@ -73,6 +92,9 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, si
 static bool encode_text(mx_api *a, mx_str text, const char *where, mx_prompt *out, mx_problem *p)
 {
     const mx_tokenizer *t = mx_model_tokenizer(a->model);
+    if (!may_fit(a, text.len, "prompt", p)) {
+        return false;
+    }
     if (mx_tokenizer_encode(t, text.ptr, text.len, NULL, 0, true, &out->tokens) != MX_OK) {
         return out_of_memory(p);
     }

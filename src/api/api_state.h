@@ -41,6 +41,7 @@ struct mx_api {
     char template_error[256]; /* why */
     char fingerprint[24];     /* system_fingerprint: model, settings and numerics */
     char numerics_id[65];
+    size_t max_piece;         /* bytes of the vocabulary's longest token */
     mx_hash256 *salts;        /* [n_api_keys] */
     pthread_mutex_t wakers_lock;
     mx_waker *free_wakers, *all_wakers;

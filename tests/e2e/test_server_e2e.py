@@ -138,6 +138,36 @@ def test_too_long_a_prompt(start):
     assert fits.finish == "length" and fits.prompt + fits.usage["completion_tokens"] == 256
 
 
+def test_hopeless_prompts_are_refused_quickly(shared):
+    """Several huge bodies at once must not keep the workers busy: others wait behind them."""
+    huge = "hello world " * 850_000
+    waits, ended = [], threading.Event()
+
+    def watch():
+        while not ended.is_set():
+            begin = time.monotonic()
+            assert shared.get("/health").status_code == 200
+            waits.append(time.monotonic() - begin)
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begin = time.monotonic()
+    for path, body, field in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": huge}]}, "messages"),
+            ("/v1/completions", {"prompt": huge}, "prompt"),
+            ("/v1/completions", {"prompt": ["x", huge]}, "prompt")):
+        error = shared.post(path, body).json()["error"]
+        assert error["code"] == "context_length_exceeded" and error["param"] == field, error
+        assert error["n_prompt_tokens"] > error["n_ctx"] == 8192, error
+        assert "exceeds the available context size (8192 tokens)" in error["message"], error
+        assert "at least" in error["message"], "it was tokenised to be counted"
+    took = time.monotonic() - begin
+    ended.set()
+    watcher.join()
+    assert took < 10 and max(waits) < 5, (took, max(waits))
+
+
 def hang_up_times(s, body, is_running):
     times = []
     for _ in range(3):
