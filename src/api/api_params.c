@@ -225,6 +225,9 @@ static bool read_sampling(mx_api_params *a, struct json_object *o, mx_problem *p
     mx_sampling *s = &a->sampling;
     *s = mx_sampling_default();
     s->temperature = 1.0f;
+    /* OpenAI has no min_p, and its temperature 1 samples from the whole vocabulary. A small model's
+     * tail is noise: asked "Hello", the default model once went on for 6,900 tokens (2026-11). */
+    s->min_p = 0.05f;
     if (!read_float(o, "temperature", 0, 100, &s->temperature, p)
         || !read_float(o, "top_p", 0, 1, &s->top_p, p)
         || !read_float(o, "min_p", 0, 1, &s->min_p, p)

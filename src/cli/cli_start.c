@@ -260,7 +260,7 @@ static void print_ready(const server *s)
              is_any ? "127.0.0.1" : host, mx_http_port(s->http));
     printf("mtplx " MX_VERSION " serves %s at %s\n\nTry:\n  curl %s/v1/chat/completions "
            "-H 'Content-Type: application/json' %s-d '{\"model\":\"mtplx\",\"messages\":"
-           "[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n\n",
+           "[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":100}'\n\n",
            mx_model_get_config(s->model)->name, url, url,
            s->settings.api_keys.n > 0 ? "-H \"Authorization: Bearer $MTPLX_API_KEY\" " : "");
     if (s->settings.ssd_mode != MX_COLD_OFF) {

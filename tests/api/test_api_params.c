@@ -42,7 +42,7 @@ static void defaults(void **state)
     read_result r = read_text("{}", true);
     assert_true(r.ok);
     assert_true(r.a.sampling.temperature == 1.0f && r.a.sampling.top_p == 1.0f);
-    assert_true(r.a.sampling.top_k == 0 && r.a.sampling.min_p == 0);
+    assert_true(r.a.sampling.top_k == 0 && r.a.sampling.min_p == 0.05f);
     assert_true(r.a.sampling.repetition_penalty == 1.0f);
     assert_true(r.a.max_tokens == UINT32_MAX && !r.a.stream && r.a.n_stops == 0);
     assert_int_equal(r.a.cache, MX_CACHE_USE);
