@@ -125,11 +125,19 @@ typedef struct question {
     bool obey_eos;
 } question;
 
-typedef struct asking {
-    mx_request *request;
+/* The engine may call once more while the reader has seen the end already: what it calls is never
+ * freed, only used again, where such a call is one look too many. */
+typedef struct waiter waiter;
+struct waiter {
+    waiter *next_free;
     pthread_mutex_t mu;
     pthread_cond_t cond;
     unsigned n_wakes;
+};
+
+typedef struct asking {
+    mx_request *request;
+    waiter *waiter;
 } asking;
 
 typedef struct answer {
@@ -143,20 +151,40 @@ typedef struct answer {
     mx_request_stats stats;
 } answer;
 
+static waiter *free_waiters; /* of the thread that asks */
+
+MX_UNUSED static waiter *take_waiter(void)
+{
+    waiter *w = free_waiters;
+    if (w != NULL) {
+        free_waiters = w->next_free;
+        return w;
+    }
+    w = calloc(1, sizeof *w);
+    assert_non_null(w);
+    pthread_mutex_init(&w->mu, NULL);
+    pthread_cond_init(&w->cond, NULL);
+    return w;
+}
+
+MX_UNUSED static void put_waiter(waiter *w)
+{
+    w->next_free = free_waiters;
+    free_waiters = w;
+}
+
 MX_UNUSED static void on_wake(void *arg)
 {
-    asking *a = arg;
-    pthread_mutex_lock(&a->mu);
-    a->n_wakes++;
-    pthread_cond_signal(&a->cond);
-    pthread_mutex_unlock(&a->mu);
+    waiter *w = arg;
+    pthread_mutex_lock(&w->mu);
+    w->n_wakes++;
+    pthread_cond_signal(&w->cond);
+    pthread_mutex_unlock(&w->mu);
 }
 
 MX_UNUSED static mx_err try_ask(rig *g, asking *a, const question *q, mx_errbuf *eb)
 {
-    *a = (asking){0};
-    pthread_mutex_init(&a->mu, NULL);
-    pthread_cond_init(&a->cond, NULL);
+    *a = (asking){.waiter = take_waiter()};
     mx_request_params p = {
         .prompt = q->prompt,
         .n_prompt = q->n_prompt,
@@ -165,7 +193,7 @@ MX_UNUSED static mx_err try_ask(rig *g, asking *a, const question *q, mx_errbuf 
         .cache = q->cache,
         .ignore_eos = !q->obey_eos,
         .wake = on_wake,
-        .wake_arg = a,
+        .wake_arg = a->waiter,
         .id = "test",
     };
     mx_str stop = q->stop != NULL ? mx_str_of(q->stop) : (mx_str){NULL, 0};
@@ -182,6 +210,9 @@ MX_UNUSED static mx_err try_ask(rig *g, asking *a, const question *q, mx_errbuf 
             mx_request_unref(a->request);
             a->request = NULL;
         }
+    }
+    if (err != MX_OK) {
+        put_waiter(a->waiter);
     }
     return err;
 }
@@ -220,13 +251,14 @@ MX_UNUSED static void await(asking *a, answer *out)
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += 60;
-        pthread_mutex_lock(&a->mu);
+        waiter *w = a->waiter;
+        pthread_mutex_lock(&w->mu);
         int rc = 0;
-        while (a->n_wakes == 0 && rc == 0) {
-            rc = pthread_cond_timedwait(&a->cond, &a->mu, &until);
+        while (w->n_wakes == 0 && rc == 0) {
+            rc = pthread_cond_timedwait(&w->cond, &w->mu, &until);
         }
-        a->n_wakes = 0;
-        pthread_mutex_unlock(&a->mu);
+        w->n_wakes = 0;
+        pthread_mutex_unlock(&w->mu);
         if (rc != 0) {
             fail_msg("the engine gave no sign for a minute");
         }
@@ -235,8 +267,7 @@ MX_UNUSED static void await(asking *a, answer *out)
     mx_output_free(&o);
     mx_request_get_stats(a->request, &out->stats);
     mx_request_unref(a->request);
-    pthread_mutex_destroy(&a->mu);
-    pthread_cond_destroy(&a->cond);
+    put_waiter(a->waiter);
 }
 
 MX_UNUSED static void answer_free(answer *a)

@@ -160,9 +160,7 @@ static void salts_isolate(void **state)
     mx_hash256 salts[2] = {{{1}}, {{2}}};
     for (int round = 0; round < 4; round++) {
         mx_errbuf eb;
-        asking a = {0};
-        pthread_mutex_init(&a.mu, NULL);
-        pthread_cond_init(&a.cond, NULL);
+        asking a = {.waiter = take_waiter()};
         mx_request_params p = {
             .prompt = prompt,
             .n_prompt = 200,
@@ -170,7 +168,7 @@ static void salts_isolate(void **state)
             .sampling = mx_sampling_default(),
             .salt = &salts[round % 2],
             .wake = on_wake,
-            .wake_arg = &a,
+            .wake_arg = a.waiter,
         };
         rig_must(mx_request_create(&a.request, g.engine, &p, &eb), &eb, "create");
         rig_must(mx_engine_submit(g.engine, a.request, &eb), &eb, "submit");
