@@ -6,7 +6,8 @@
 #
 # short: Check build with warnings as errors, ASan+UBSan, TSan of what has threads, end-to-end
 #        tests, the tests of the scripts, the check of the includes.
-# long:  libFuzzer on every target, and the tests that do more under MTPLX_LONG=1.
+# long:  libFuzzer on every target, and the tests that do more under MTPLX_LONG=1 (random histories of
+#        the bank and the engine, kills of the cold tier's writer).
 #
 # A step that cannot run (a build that fails, an empty folder) is a failure, and the others run.
 set -u
@@ -211,9 +212,7 @@ case $mode in
             -DMTPLX_FUZZ=ON &&
             run_fuzz "${MTPLX_FUZZ_SECONDS:-480}"
         build "Check" build-check -DCMAKE_BUILD_TYPE=Check -DMTPLX_WERROR=ON &&
-            run_ctest "long unit tests (Check)" build-check
-        target=mtplx build "Release" build -DCMAKE_BUILD_TYPE=Release -DMTPLX_TESTS=OFF
-        run_pytest "long end to end" tests/e2e 1800
+            run_ctest "long tests (Check)" build-check -L '^(bank|cold|exactness)$'
         ;;
     *)
         echo "usage: run-tests.sh short|long" >&2

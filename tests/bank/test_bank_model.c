@@ -475,10 +475,16 @@ static void history(uint64_t seed, size_t n_pages, const mx_bank_config *cfg)
 static const mx_bank_config base_config = {
     .near_prefix_gap = GAP, .lazy_snapshot = true, .n_hidden = N_HIDDEN, .us_per_token = 500};
 
+/* The long suite (MTPLX_LONG) walks twenty times as many. */
+static uint64_t n_histories(uint64_t n)
+{
+    return getenv("MTPLX_LONG") != NULL ? 20 * n : n;
+}
+
 static void test_roomy(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 4; seed++) {
+    for (uint64_t seed = 1; seed < 1 + n_histories(4); seed++) {
         history(seed, 300, &base_config);
     }
 }
@@ -486,7 +492,7 @@ static void test_roomy(void **state)
 static void test_small_pool(void **state)
 {
     (void)state;
-    for (uint64_t seed = 11; seed <= 16; seed++) {
+    for (uint64_t seed = 11; seed < 11 + n_histories(6); seed++) {
         history(seed, 24, &base_config);
     }
 }
@@ -496,7 +502,7 @@ static void test_small_budget(void **state)
     (void)state;
     mx_bank_config cfg = base_config;
     cfg.max_bytes = 12 * 4096 + 8192;
-    for (uint64_t seed = 21; seed <= 24; seed++) {
+    for (uint64_t seed = 21; seed < 21 + n_histories(4); seed++) {
         history(seed, 60, &cfg);
     }
 }
@@ -504,7 +510,7 @@ static void test_small_budget(void **state)
 static void test_eager_and_settled(void **state)
 {
     (void)state;
-    for (uint64_t seed = 31; seed <= 36; seed++) {
+    for (uint64_t seed = 31; seed < 31 + n_histories(6); seed++) {
         mx_bank_config cfg = base_config;
         cfg.lazy_snapshot = seed % 3 != 0;
         cfg.settle_snapshot = seed % 3 != 1;

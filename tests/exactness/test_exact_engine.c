@@ -183,7 +183,8 @@ static void forks_and_edits(void **state)
     g.cfg.cold_mode = MX_COLD_ON;
     rig_start(&g);
     uint64_t rng = 5;
-    for (int round = 0; round < 24; round++) {
+    int n_rounds = getenv("MTPLX_LONG") != NULL ? 600 : 24;
+    for (int round = 0; round < n_rounds; round++) {
         int32_t prompt[512];
         random_prompt(prompt, 512, 7 + mx_tiny_random(&rng) % 2);
         /* Three stems of page borders and odd lengths, then something of one of four kinds. */
