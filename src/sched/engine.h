@@ -100,6 +100,11 @@ typedef struct mx_output {
     mx_token_event *tokens;  /* new logprob items, when asked for; [n_tokens] */
     size_t n_tokens, tokens_cap;
     mx_buf pieces;           /* raw bytes of those tokens */
+    /* Ids sampled since the last read, in order, whether logprobs are asked for or not; the token
+     * that ended the generation is not among them. They may be ahead of the text, and those that a
+     * stop string took from the text are among them. */
+    int32_t *ids;            /* [n_ids] */
+    size_t n_ids, ids_cap;
     mx_finish finish;        /* NONE while running; set once everything was read */
     mx_err error;            /* when finish is ERROR: MX_E_NONFINITE, MX_E_NOMEM, ... */
     char error_text[256];

@@ -147,6 +147,7 @@ void mx_output_free(mx_output *o)
     mx_buf_free(&o->text);
     mx_buf_free(&o->pieces);
     mx_free(o->tokens);
+    mx_free(o->ids);
     *o = (mx_output){0};
 }
 
@@ -155,6 +156,7 @@ void mx_request_read(mx_request *r, mx_output *out)
     mx_buf_clear(&out->text);
     mx_buf_clear(&out->pieces);
     out->n_tokens = 0;
+    out->n_ids = 0;
     pthread_mutex_lock(&r->mu);
     mx_output fresh = r->out;
     /* The reader's emptied buffers become the engine's next ones: no copy, no allocation. */
@@ -163,6 +165,8 @@ void mx_request_read(mx_request *r, mx_output *out)
         .pieces = out->pieces,
         .tokens = out->tokens,
         .tokens_cap = out->tokens_cap,
+        .ids = out->ids,
+        .ids_cap = out->ids_cap,
         .finish = fresh.finish,
         .error = fresh.error,
     };
@@ -186,7 +190,8 @@ void mx_request_get_stats(mx_request *r, mx_request_stats *out)
 size_t mx_request_unread(mx_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    size_t n = r->out.text.len + r->out.pieces.len + r->out.n_tokens * sizeof *r->out.tokens;
+    size_t n = r->out.text.len + r->out.pieces.len + r->out.n_tokens * sizeof *r->out.tokens +
+               r->out.n_ids * sizeof *r->out.ids;
     r->wants_room = n >= MX_OUT_PAUSE_BYTES;
     pthread_mutex_unlock(&r->mu);
     return n;
@@ -252,15 +257,26 @@ static bool hold_token(mx_request *r, const mx_sample *s, mx_str piece, uint64_t
     return !r->held_pieces.failed;
 }
 
+static bool push_id(mx_output *o, int32_t id)
+{
+    void *ids = o->ids;
+    if (!mx_grow(&ids, &o->ids_cap, o->n_ids + 1, sizeof *o->ids)) {
+        return false;
+    }
+    o->ids = ids;
+    o->ids[o->n_ids++] = id;
+    return true;
+}
+
 bool mx_request_emit(mx_request *r, const mx_sample *s)
 {
     mx_str piece = mx_tokenizer_piece(r->engine->tok, s->token, false);
     uint64_t clean_before = r->text.n_clean;
-    bool ok = true;
     pthread_mutex_lock(&r->mu);
+    bool ok = push_id(&r->out, s->token);
     bool is_stop = mx_text_push(&r->text, piece, &r->out.text);
     if (r->params.sampling.want_logprobs) {
-        ok = hold_token(r, s, piece, clean_before) && release_tokens_locked(r, is_stop);
+        ok = ok && hold_token(r, s, piece, clean_before) && release_tokens_locked(r, is_stop);
         if (is_stop) {
             r->n_held = 0; /* records of text that the stop string took away */
         }

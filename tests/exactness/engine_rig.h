@@ -123,6 +123,7 @@ typedef struct question {
     mx_cache_policy cache;
     const char *stop;
     bool obey_eos;
+    bool no_logprobs;
 } question;
 
 /* The engine may call once more while the reader has seen the end already: what it calls is never
@@ -145,6 +146,8 @@ typedef struct answer {
     mx_buf bits;      /* every token with its log probabilities, as raw bytes */
     int32_t *tokens;  /* sampled, in order */
     size_t n_tokens, tokens_cap;
+    int32_t *ids;     /* the same without log probabilities, and with what a stop string took */
+    size_t n_ids, ids_cap;
     mx_finish finish;
     mx_err error;
     char error_text[256];
@@ -201,8 +204,8 @@ MX_UNUSED static mx_err try_ask(rig *g, asking *a, const question *q, mx_errbuf 
     p.n_stops = q->stop != NULL;
     p.sampling.temperature = 0.8f;
     p.sampling.seed = q->seed;
-    p.sampling.want_logprobs = true;
-    p.sampling.n_top_logprobs = MX_MAX_TOP_LOGPROBS;
+    p.sampling.want_logprobs = !q->no_logprobs;
+    p.sampling.n_top_logprobs = q->no_logprobs ? 0 : MX_MAX_TOP_LOGPROBS;
     mx_err err = mx_request_create(&a->request, g->engine, &p, eb);
     if (err == MX_OK) {
         err = mx_engine_submit(g->engine, a->request, eb);
@@ -237,6 +240,13 @@ MX_UNUSED static void take_output(asking *a, mx_output *o, answer *out)
         out->tokens = tokens;
         out->tokens[out->n_tokens++] = s->token;
     }
+    void *ids = out->ids;
+    assert_true(mx_grow(&ids, &out->ids_cap, out->n_ids + o->n_ids, sizeof *out->ids));
+    out->ids = ids;
+    if (o->n_ids > 0) {
+        memcpy(out->ids + out->n_ids, o->ids, o->n_ids * sizeof *o->ids);
+    }
+    out->n_ids += o->n_ids;
     out->finish = o->finish;
     out->error = o->error;
     memcpy(out->error_text, o->error_text, sizeof out->error_text);
@@ -266,6 +276,12 @@ MX_UNUSED static void await(asking *a, answer *out)
     }
     mx_output_free(&o);
     mx_request_get_stats(a->request, &out->stats);
+    if (out->finish == MX_FINISH_STOP || out->finish == MX_FINISH_LENGTH) {
+        assert_int_equal(out->n_ids, out->stats.n_generated);
+        assert_true(out->n_ids >= out->n_tokens);
+        assert_true(out->n_tokens == 0 ||
+                    memcmp(out->ids, out->tokens, out->n_tokens * sizeof *out->ids) == 0);
+    }
     mx_request_unref(a->request);
     put_waiter(a->waiter);
 }
@@ -275,6 +291,7 @@ MX_UNUSED static void answer_free(answer *a)
     mx_buf_free(&a->text);
     mx_buf_free(&a->bits);
     mx_free(a->tokens);
+    mx_free(a->ids);
     *a = (answer){0};
 }
 

@@ -6,6 +6,7 @@
 #include "../exactness/engine_rig.h"
 
 #include "gguf/gguf.h"
+#include "sched/sched_internal.h"
 
 static mx_tiny_spec spec_of(uint32_t n_ctx)
 {
@@ -103,6 +104,75 @@ static void stop_string_ends_the_answer(void **state)
     assert_memory_equal(cut.text.ptr, whole.text.ptr, at);
     answer_free(&whole);
     answer_free(&cut);
+    rig_close(&g);
+}
+
+/* The rig compares ids with the log probability records wherever there are some. */
+static void ids_come_without_logprobs(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    rig_start(&g);
+    int32_t prompt[20];
+    random_prompt(prompt, 20, 1);
+    question q = {.prompt = prompt, .n_prompt = 20, .max_tokens = 90, .seed = 4};
+    answer with, without, cut;
+    ask_and_wait(&g, &q, &with);
+    q.no_logprobs = true;
+    ask_and_wait(&g, &q, &without);
+    assert_int_equal(without.n_tokens, 0);
+    assert_int_equal(with.n_ids, 90);
+    assert_int_equal(without.n_ids, 90);
+    assert_memory_equal(with.ids, without.ids, 90 * sizeof *with.ids);
+    /* Those that a stop string takes away were sampled all the same. */
+    char stop[5];
+    snprintf(stop, sizeof stop, "%.4s", with.text.ptr + 20);
+    q.stop = stop;
+    ask_and_wait(&g, &q, &cut);
+    assert_int_equal(cut.finish, MX_FINISH_STOP);
+    assert_in_range(cut.n_ids, 1, 89);
+    assert_memory_equal(with.ids, cut.ids, cut.n_ids * sizeof *with.ids);
+    answer_free(&with);
+    answer_free(&without);
+    answer_free(&cut);
+    rig_close(&g);
+}
+
+/* A control token has no text, so that only its id is waiting: it counts, too. */
+static void unread_ids_count(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    rig_start(&g);
+    int32_t prompt[1] = {65};
+    mx_request_params p = {.prompt = prompt, .n_prompt = 1, .max_tokens = 9,
+                           .sampling = mx_sampling_default()};
+    mx_request *r;
+    mx_errbuf eb;
+    rig_must(mx_request_create(&r, g.engine, &p, &eb), &eb, "create");
+    const mx_sample control = {.token = (int32_t)spec.n_vocab - 3}, letter = {.token = 'a'};
+    for (int i = 0; i < 10; i++) {
+        assert_false(mx_request_emit(r, &control));
+    }
+    assert_int_equal(mx_request_unread(r), 10 * sizeof(int32_t));
+    mx_output o = {0};
+    mx_request_read(r, &o);
+    assert_int_equal(o.n_ids, 10);
+    assert_int_equal(o.text.len, 0);
+    assert_int_equal(mx_request_unread(r), 0);
+    assert_false(mx_request_emit(r, &letter));
+    assert_int_equal(mx_request_unread(r), sizeof(int32_t) + 1);
+    mx_request_read(r, &o);
+    assert_int_equal(o.n_ids, 1);
+    assert_int_equal(o.ids[0], 'a');
+    mx_request_read(r, &o);
+    assert_int_equal(o.n_ids, 0);
+    mx_output_free(&o);
+    mx_request_unref(r);
     rig_close(&g);
 }
 
@@ -304,6 +374,8 @@ int main(void)
         cmocka_unit_test(limits_are_refused_with_numbers),
         cmocka_unit_test(context_end_is_a_length_finish),
         cmocka_unit_test(stop_string_ends_the_answer),
+        cmocka_unit_test(ids_come_without_logprobs),
+        cmocka_unit_test(unread_ids_count),
         cmocka_unit_test(policies_store_what_they_say),
         cmocka_unit_test(salts_isolate),
         cmocka_unit_test(non_finite_ends_one_request),
