@@ -152,3 +152,8 @@ bool mx_tokenizer_adds_bos(const mx_tokenizer *t)
 {
     return t->adds_bos;
 }
+
+bool mx_tokenizer_adds_eos(const mx_tokenizer *t)
+{
+    return t->adds_eos;
+}

@@ -63,6 +63,12 @@ typedef struct mx_span {
 mx_err mx_tokenizer_encode(const mx_tokenizer *t, const char *text, size_t len,
                            const mx_span *markup, size_t n_spans, bool add_special, mx_tokens *out);
 
+/* Appends the tokens of text[at..len-1] to *out, which ends with the tokens of text[..at): what is
+ * encoded goes on there, so nothing is put in front of it, but no token reaches across `at`, where
+ * a character begins. The spans are those of the whole text; no BOS, no EOS. */
+mx_err mx_tokenizer_encode_rest(const mx_tokenizer *t, const char *text, size_t len,
+                                const mx_span *markup, size_t n_spans, size_t at, mx_tokens *out);
+
 /* The bytes that a token stands for in a stream; control tokens give their own text only when
  * `show_control`. Borrowed from the tokeniser. A bad id gives an empty view. */
 mx_str mx_tokenizer_piece(const mx_tokenizer *t, int32_t id, bool show_control);
@@ -73,6 +79,7 @@ bool mx_tokenizer_is_eog(const mx_tokenizer *t, int32_t id); /* ends a generatio
 int32_t mx_tokenizer_bos(const mx_tokenizer *t);             /* -1 = none */
 int32_t mx_tokenizer_eos(const mx_tokenizer *t);
 bool mx_tokenizer_adds_bos(const mx_tokenizer *t);
+bool mx_tokenizer_adds_eos(const mx_tokenizer *t);
 /* The raw text of the token as in the vocabulary, for templates (bos_token, eos_token). */
 mx_str mx_tokenizer_text(const mx_tokenizer *t, int32_t id);
 

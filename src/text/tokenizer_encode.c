@@ -19,6 +19,7 @@ typedef struct encode_job {
     tok_scratch scratch;
     void *match;        /* for the pre-tokeniser */
     mx_buf fragment;    /* SPM: a fragment with its blank in front and U+2581 replaced */
+    bool goes_on;       /* the next fragment goes on in the middle of a text */
 } encode_job;
 
 /* ---- clean text ------------------------------------------------------------------------------ */
@@ -92,12 +93,13 @@ static mx_err on_word(void *arg, const char *word, size_t n)
     return tok_merge(t, &job->scratch, word, n, job->out);
 }
 
-/* SPM: every fragment follows a special token or begins the text, so each gets the blank. */
+/* SPM: every fragment follows a special token or begins the text, so each gets the blank; only the
+ * rest of a text may go on behind other text. */
 static mx_err encode_spm(encode_job *job, mx_str f)
 {
     mx_buf *b = &job->fragment;
     mx_buf_clear(b);
-    if (job->t->adds_space) {
+    if (job->t->adds_space && !job->goes_on) {
         mx_buf_char(b, ' ');
     }
     for (size_t at = 0; at < f.len;) {
@@ -205,6 +207,7 @@ static mx_err encode_clean(encode_job *job, const clean_text *c)
         }
         MX_TRY(encode_fragment(job, (mx_str){c->text.ptr + begin, at - begin}));
         MX_TRY(mx_tokens_push(job->out, (int32_t)id));
+        job->goes_on = false;
         at += tok_special_text(t, id).len;
         begin = at;
     }
@@ -256,6 +259,47 @@ mx_err mx_tokenizer_encode(const mx_tokenizer *t, const char *text, size_t len,
     if (e == MX_OK && add_special) {
         e = add_ends(t, out, first);
     }
+    if (e != MX_OK) {
+        out->n = first;
+    }
+    return e;
+}
+
+/* The spans of text[at..], counted from there. */
+static mx_span *spans_behind(const mx_span *spans, size_t n, size_t at, size_t *n_out)
+{
+    mx_span *rest = mx_calloc(n, sizeof *rest);
+    *n_out = 0;
+    for (size_t i = 0; rest != NULL && i < n; i++) {
+        if (spans[i].end > at) {
+            rest[(*n_out)++] = (mx_span){mx_max_size(spans[i].begin, at) - at, spans[i].end - at};
+        }
+    }
+    return rest;
+}
+
+mx_err mx_tokenizer_encode_rest(const mx_tokenizer *t, const char *text, size_t len,
+                                const mx_span *markup, size_t n_spans, size_t at, mx_tokens *out)
+{
+    size_t first = out->n;
+    size_t n_rest;
+    mx_span *rest = spans_behind(markup, n_spans, at, &n_rest);
+    if (rest == NULL) {
+        return MX_E_NOMEM;
+    }
+    mx_token_type before = first > 0 ? mx_tokenizer_type(t, out->ids[first - 1])
+                                     : MX_TOKEN_CONTROL;
+    encode_job job = {
+        .t = t,
+        .out = out,
+        .goes_on = before != MX_TOKEN_CONTROL && before != MX_TOKEN_USER_DEFINED &&
+                   before != MX_TOKEN_UNKNOWN,
+    };
+    tok_scratch_init(&job.scratch);
+    mx_err e = encode_text(&job, text + at, len - at, rest, n_rest);
+    tok_scratch_free(&job.scratch);
+    mx_buf_free(&job.fragment);
+    mx_free(rest);
     if (e != MX_OK) {
         out->n = first;
     }

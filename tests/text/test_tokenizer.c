@@ -401,6 +401,66 @@ static void test_spm(void **state)
     mx_tokenizer_destroy(t);
 }
 
+/* ---- the rest of a text ---------------------------------------------------------------------- */
+
+static void expect_rest(const mx_tokenizer *t, mx_str text, const mx_span *spans, size_t n_spans,
+                        size_t at, int32_t before, const int32_t *want, size_t n)
+{
+    mx_tokens got = {0};
+    if (before >= 0) {
+        assert_int_equal(mx_tokens_push(&got, before), MX_OK);
+    }
+    size_t first = got.n;
+    assert_int_equal(mx_tokenizer_encode_rest(t, text.ptr, text.len, spans, n_spans, at, &got),
+                     MX_OK);
+    if (got.n - first != n || (n > 0 && memcmp(got.ids + first, want, n * sizeof *want) != 0)) {
+        print_message("\"%.*s\" from %zu: expected %zu tokens, came", (int)text.len, text.ptr, at,
+                      n);
+        for (size_t i = first; i < got.n; i++) {
+            print_message(" %d", got.ids[i]);
+        }
+        fail_msg("other tokens");
+    }
+    mx_tokens_free(&got);
+}
+
+#define EXPECT_REST(t, text, spans, n_spans, at, before, ...)                                      \
+    do {                                                                                           \
+        const int32_t want_[] = {__VA_ARGS__};                                                     \
+        expect_rest(t, MX_STR(text), spans, n_spans, at, before, want_, MX_COUNT(want_));          \
+    } while (0)
+
+static void test_rest_of_a_text(void **state)
+{
+    (void)state;
+    maker m;
+    start_bytes(&m, "gpt-2");
+    m.d.n_tokens--; /* without the user-defined "<|x" */
+    mx_tokenizer *t = create(&m);
+    EXPECT_REST(t, "abc", NULL, 0, 1, 'a', 'b', 'c');  /* no token reaches across */
+    EXPECT_REST(t, "abab", NULL, 0, 2, AB, AB);
+    expect_rest(t, MX_STR("ab"), NULL, 0, 2, AB, NULL, 0);
+    const mx_span spans[] = {{0, 5}, {7, 12}}, wide = {0, 10};
+    EXPECT_REST(t, "<|x|>ab<|x|>", spans, 2, 7, AB, CTRL);
+    EXPECT_REST(t, "<|x|>ab<|x|>", spans, 2, 5, CTRL, AB, CTRL);
+    EXPECT_REST(t, "<|x|>ab<|x|>", spans, 1, 7, AB, '<', '|', 'x', '|', '>');
+    EXPECT_REST(t, "<|x|><|x|>", &wide, 1, 5, CTRL, CTRL); /* a span that lies across */
+    EXPECT_REST(t, "<tool>", NULL, 0, 1, '<', 't', 'o', 'o', 'l', '>');
+    mx_tokenizer_destroy(t);
+
+    start_spm(&m);
+    m.d.add_eos = 1;
+    t = create(&m);
+    assert_true(mx_tokenizer_adds_bos(t) && mx_tokenizer_adds_eos(t));
+    const mx_span control = {2, 6};
+    EXPECT_REST(t, "abab", NULL, 0, 2, SP_AB, SPM_AB); /* behind text there is no blank, */
+    EXPECT_REST(t, "ab ab", NULL, 0, 2, SP_AB, SP_AB);
+    EXPECT_REST(t, "</s>ab", NULL, 0, 4, EOS, SP_AB);   /* behind a special token there is one, */
+    EXPECT_REST(t, "ab</s>ab", &control, 1, 2, SP_AB, EOS, SP_AB); /* also one that comes later, */
+    EXPECT_REST(t, "ab", NULL, 0, 0, -1, SP_AB);        /* and where the text begins */
+    mx_tokenizer_destroy(t);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void test_refused(void **state)
@@ -656,6 +716,7 @@ int main(void)
         cmocka_unit_test(test_ill_formed),
         cmocka_unit_test(test_missing_bytes),
         cmocka_unit_test(test_spm),
+        cmocka_unit_test(test_rest_of_a_text),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_odd_vocabularies),
         cmocka_unit_test(test_long_words_like_the_definition),
