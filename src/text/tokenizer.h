@@ -69,6 +69,12 @@ mx_err mx_tokenizer_encode(const mx_tokenizer *t, const char *text, size_t len,
 mx_err mx_tokenizer_encode_rest(const mx_tokenizer *t, const char *text, size_t len,
                                 const mx_span *markup, size_t n_spans, size_t at, mx_tokens *out);
 
+/* Where control tokens are recognised in well-formed text: *out (free with mx_free; NULL when there
+ * are none), left to right. Two markings of a text with the same control tokens have the same
+ * tokens. */
+mx_err mx_tokenizer_find_controls(const mx_tokenizer *t, mx_str text, const mx_span *markup,
+                                  size_t n_spans, mx_span **out, size_t *n_out);
+
 /* The bytes that a token stands for in a stream; control tokens give their own text only when
  * `show_control`. Borrowed from the tokeniser. A bad id gives an empty view. */
 mx_str mx_tokenizer_piece(const mx_tokenizer *t, int32_t id, bool show_control);

@@ -189,22 +189,28 @@ static size_t markup_end_at(span_walk *w, size_t at)
     return at >= w->now.begin && at < w->now.end ? w->now.end : 0;
 }
 
+/* The first special token at or behind *at, which moves there; TOK_NONE: there is none. */
+static uint32_t next_special(const mx_tokenizer *t, mx_str text, span_walk *walk, size_t *at)
+{
+    for (; *at < text.len; (*at)++) {
+        unsigned byte = (uint8_t)text.ptr[*at];
+        if (t->special_at[byte] != t->special_at[byte + 1]) {
+            uint32_t id = find_special(t, text, *at, markup_end_at(walk, *at));
+            if (id != TOK_NONE) {
+                return id;
+            }
+        }
+    }
+    return TOK_NONE;
+}
+
 static mx_err encode_clean(encode_job *job, const clean_text *c)
 {
     const mx_tokenizer *t = job->t;
     span_walk walk = {.spans = c->spans, .n = c->n_spans};
-    size_t begin = 0;
-    for (size_t at = 0; at < c->text.len;) {
-        unsigned byte = (uint8_t)c->text.ptr[at];
-        if (t->special_at[byte] == t->special_at[byte + 1]) {
-            at++;
-            continue;
-        }
-        uint32_t id = find_special(t, c->text, at, markup_end_at(&walk, at));
-        if (id == TOK_NONE) {
-            at++;
-            continue;
-        }
+    size_t begin = 0, at = 0;
+    uint32_t id;
+    while ((id = next_special(t, c->text, &walk, &at)) != TOK_NONE) {
         MX_TRY(encode_fragment(job, (mx_str){c->text.ptr + begin, at - begin}));
         MX_TRY(mx_tokens_push(job->out, (int32_t)id));
         job->goes_on = false;
@@ -304,4 +310,27 @@ mx_err mx_tokenizer_encode_rest(const mx_tokenizer *t, const char *text, size_t 
         out->n = first;
     }
     return e;
+}
+
+mx_err mx_tokenizer_find_controls(const mx_tokenizer *t, mx_str text, const mx_span *markup,
+                                  size_t n_spans, mx_span **out, size_t *n_out)
+{
+    span_walk walk = {.spans = markup, .n = n_spans};
+    void *list = NULL;
+    size_t n = 0, cap = 0, at = 0;
+    uint32_t id;
+    while ((id = next_special(t, text, &walk, &at)) != TOK_NONE) {
+        size_t end = at + tok_special_text(t, id).len;
+        if (t->types[id] != MX_TOKEN_USER_DEFINED) {
+            if (!mx_grow(&list, &cap, n + 1, sizeof(mx_span))) {
+                mx_free(list);
+                return MX_E_NOMEM;
+            }
+            ((mx_span *)list)[n++] = (mx_span){at, end};
+        }
+        at = end;
+    }
+    *out = list;
+    *n_out = n;
+    return MX_OK;
 }

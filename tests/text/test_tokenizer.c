@@ -461,6 +461,35 @@ static void test_rest_of_a_text(void **state)
     mx_tokenizer_destroy(t);
 }
 
+static void test_find_controls(void **state)
+{
+    (void)state;
+    maker m;
+    start_bytes(&m, "gpt-2");
+    mx_tokenizer *t = create(&m);
+    const mx_str text = MX_STR("<|x|>y<tool><|x|><|x|>");
+    const struct { mx_span spans[3]; size_t n; mx_span want[3]; size_t n_want; } cases[] = {
+        {{{0, 0}}, 0, {{0, 0}}, 0},
+        {{{0, 22}}, 1, {{0, 6}, {12, 17}, {17, 22}}, 3},
+        {{{0, 5}, {6, 16}}, 2, {{0, 5}}, 1},
+        {{{1, 14}, {14, 19}}, 2, {{12, 17}}, 1},
+        {{{0, 7}, {17, 22}}, 2, {{0, 6}, {17, 22}}, 2},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        mx_span *got;
+        size_t n;
+        assert_int_equal(mx_tokenizer_find_controls(t, text, cases[i].spans, cases[i].n, &got, &n),
+                         MX_OK);
+        if (n != cases[i].n_want ||
+            (n > 0 && memcmp(got, cases[i].want, n * sizeof *got) != 0))
+        {
+            fail_msg("case %zu: expected %zu control tokens, came %zu", i, cases[i].n_want, n);
+        }
+        mx_free(got);
+    }
+    mx_tokenizer_destroy(t);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void test_refused(void **state)
@@ -660,6 +689,24 @@ static void test_no_memory(void **state)
             mx_tokens_free(&got);
         }
         assert_true(e == MX_OK && k > 4);
+        for (k = 1, e = MX_E_NOMEM; e != MX_OK && k < 200; k++) {
+            mx_tokens got = {0};
+            assert_int_equal(mx_tokens_push(&got, 7), MX_OK);
+            mx_mem_fail_at(k);
+            e = mx_tokenizer_encode_rest(t, text, sizeof text, &span, 1, 50, &got);
+            mx_mem_fail_at(0);
+            assert_true(e == MX_OK || (e == MX_E_NOMEM && got.n == 1));
+            mx_tokens_free(&got);
+        }
+        assert_true(e == MX_OK && k > 4);
+        const mx_str mark = spm ? MX_STR("<s>") : MX_STR("<|x|>");
+        const mx_span all = {0, mark.len};
+        mx_span *controls;
+        size_t n_controls;
+        mx_mem_fail_at(1);
+        e = mx_tokenizer_find_controls(t, mark, &all, 1, &controls, &n_controls);
+        mx_mem_fail_at(0);
+        assert_int_equal(e, MX_E_NOMEM);
         mx_tokenizer_destroy(t);
         assert_int_equal(mx_mem_live(), live);
     }
@@ -717,6 +764,7 @@ int main(void)
         cmocka_unit_test(test_missing_bytes),
         cmocka_unit_test(test_spm),
         cmocka_unit_test(test_rest_of_a_text),
+        cmocka_unit_test(test_find_controls),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_odd_vocabularies),
         cmocka_unit_test(test_long_words_like_the_definition),
