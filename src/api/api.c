@@ -139,6 +139,9 @@ mx_err mx_api_create(mx_api **out, const mx_api_config *cfg, mx_errbuf *eb)
     pthread_rwlock_init(&a->state_lock, NULL);
     pthread_mutex_init(&a->wakers_lock, NULL);
     mx_err e = make_salts(a, eb);
+    if (e == MX_OK && !cfg->canonical_prompts) {
+        e = mx_recall_create(&a->recall, &(mx_recall_config){0}, eb);
+    }
     if (e != MX_OK) {
         mx_api_destroy(a);
         return e;
@@ -154,6 +157,7 @@ void mx_api_destroy(mx_api *a)
     }
     mx_api_free_wakers(a);
     mx_template_destroy(a->template);
+    mx_recall_destroy(a->recall);
     mx_free(a->salts);
     pthread_rwlock_destroy(&a->state_lock);
     pthread_mutex_destroy(&a->wakers_lock);
@@ -389,16 +393,20 @@ static void handle_generation(mx_api *a, mx_http_exchange *x, bool is_chat)
     mx_problem p = {0};
     struct json_object *body = NULL;
     mx_api_params params = {0};
+    mx_prompt_rules rules = {0};
     mx_prompt *prompts = NULL;
     size_t n_prompts = 0;
     bool ok = check_phase(a, &p) && parse_body(x, &body, &p)
               && mx_api_params_read(&params, body, is_chat,
                                     mx_tokenizer_size(mx_model_tokenizer(a->model)), &p)
-              && check_model_name(a, params.model, &p)
-              && (is_chat ? mx_api_chat_prompt(a, body, &prompts, &n_prompts, &p)
-                          : mx_api_text_prompts(a, body, &prompts, &n_prompts, &p));
+              && check_model_name(a, params.model, &p);
     if (ok) {
-        mx_api_answer(a, x, is_chat, &params, prompts, n_prompts, received_us);
+        mx_api_prompt_rules(a, mx_http_key_index(x), params.cache, &rules);
+        ok = is_chat ? mx_api_chat_prompt(a, body, &rules, &prompts, &n_prompts, &p)
+                     : mx_api_text_prompts(a, body, &rules, &prompts, &n_prompts, &p);
+    }
+    if (ok) {
+        mx_api_answer(a, x, is_chat, &params, &rules, prompts, n_prompts, received_us);
     } else {
         mx_api_reply_problem(x, &p);
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * A running answer: one engine request per prompt, and their output turned into one JSON object or
- * a stream of server-sent events.
+ * a stream of server-sent events. Text and ids of the answer are put behind those of its prompt and
+ * remembered (api_recall.h) before the client can see the end: its next request may come at once.
  *
  * Made on a worker (mx_api_answer), then owned by the HTTP loop thread: pull and closed run there.
  * The engine thread only reaches the waker. After mx_http_stream or mx_http_defer the worker must
@@ -21,6 +22,8 @@ enum { KEEP_ALIVE_MS = 10000 };
 
 typedef struct choice {
     mx_output out;
+    mx_prompt prompt;            /* taken over; text and ids of the answer behind its own */
+    size_t n_prompt, prompt_bytes;
     mx_finish finish;
     mx_buf text;      /* collected text of an answer that is not streamed */
     mx_logprobs logprobs;
@@ -33,7 +36,7 @@ typedef struct answer {
     bool is_chat, stream, include_usage, want_logprobs;
     bool has_begun;              /* the role chunk was sent */
     unsigned status;             /* what the log says */
-    const char *prompt_source;
+    mx_hash256 scope;            /* mx_recall_text.scope */
     uint64_t received_us;
     char request_id[48];
     mx_buf head;                 /* {"id":...,"system_fingerprint":"..." */
@@ -53,6 +56,9 @@ static void answer_free(answer *s)
         }
         if (s->choices != NULL) {
             mx_output_free(&s->choices[i].out);
+            mx_tokens_free(&s->choices[i].prompt.tokens);
+            mx_buf_free(&s->choices[i].prompt.text);
+            mx_free(s->choices[i].prompt.controls);
             mx_buf_free(&s->choices[i].text);
             mx_logprobs_free(&s->choices[i].logprobs);
         }
@@ -65,8 +71,11 @@ static void answer_free(answer *s)
 
 static void sum_usage(const answer *s, mx_usage *u)
 {
-    *u = (mx_usage){.prompt_source = s->prompt_source};
+    *u = (mx_usage){.prompt_source = "client"};
     for (size_t i = 0; i < s->n; i++) {
+        if (s->choices[i].prompt.is_sampled) {
+            u->prompt_source = "sampled_ids";
+        }
         mx_request_stats stats;
         mx_request_get_stats(s->requests[i], &stats);
         mx_usage_add(u, &stats, i == 0);
@@ -107,6 +116,52 @@ static void cancel_all(answer *s)
     }
 }
 
+/* ---- remembering ----------------------------------------------------------------------------- */
+
+/* Puts what was read behind the prompt; gives up for good when there is no memory. */
+static void collect(choice *c)
+{
+    mx_prompt *k = &c->prompt;
+    bool ok = true;
+    for (size_t i = 0; ok && i < c->out.n_ids; i++) {
+        ok = mx_tokens_push(&k->tokens, c->out.ids[i]) == MX_OK;
+    }
+    mx_buf_append(&k->text, c->out.text.ptr, c->out.text.len);
+    k->is_kept = ok && !k->text.failed;
+}
+
+/* Only ids whose text was seen whole: a client that sends it back means just that. */
+static void remember(answer *s, choice *c)
+{
+    mx_prompt *k = &c->prompt;
+    size_t n_bytes;
+    size_t n = mx_recall_shown(s->tokenizer, k->tokens.ids + c->n_prompt,
+                               k->tokens.n - c->n_prompt,
+                               (mx_str){k->text.ptr + c->prompt_bytes,
+                                        k->text.len - c->prompt_bytes}, &n_bytes);
+    mx_recall_text t = {
+        .scope = &s->scope,
+        .is_chat = s->is_chat,
+        .text = {k->text.ptr, c->prompt_bytes + n_bytes},
+        .controls = k->controls,
+        .n_controls = k->n_controls,
+    };
+    if (n > 0) {
+        mx_recall_store(s->api->recall, &t, k->tokens.ids, c->n_prompt + n);
+    }
+    k->is_kept = false;
+}
+
+static void take_answer(answer *s, choice *c)
+{
+    if (c->prompt.is_kept) {
+        collect(c);
+    }
+    if (c->prompt.is_kept && (c->finish == MX_FINISH_STOP || c->finish == MX_FINISH_LENGTH)) {
+        remember(s, c);
+    }
+}
+
 /* Reads what there is. True when every choice has ended or one has failed. */
 static bool read_choices(answer *s)
 {
@@ -120,6 +175,7 @@ static bool read_choices(answer *s)
         }
         mx_request_read(s->requests[i], &c->out);
         c->finish = c->out.finish;
+        take_answer(s, c);
         all_ended = all_ended && c->finish != MX_FINISH_NONE;
         any_failed = any_failed || c->finish == MX_FINISH_ERROR || c->finish == MX_FINISH_CANCELLED;
         if (s->want_logprobs) {
@@ -304,10 +360,11 @@ static void closed(void *arg, bool hung_up)
     bool is_over = s->choices[0].finish != MX_FINISH_NONE;
     mx_log(MX_LOG_INFO,
            "request: id=%s status=%u path=%s stream=%s cache_mode=%s ctx=%zu+%zu+%zu generated=%zu "
-           "finish=%s queue_ms=%.1f restore_ms=%.1f prefill_ms=%.1f decode_ms=%.1f total_ms=%.1f",
+           "prompt_source=%s finish=%s queue_ms=%.1f restore_ms=%.1f prefill_ms=%.1f "
+           "decode_ms=%.1f total_ms=%.1f",
            s->request_id, hung_up && !is_over ? 499 : s->status,
            s->is_chat ? "/v1/chat/completions" : "/v1/completions", s->stream ? "yes" : "no",
-           mx_usage_mode(&u), t->n_ram, t->n_ssd, t->n_computed, t->n_generated,
+           mx_usage_mode(&u), t->n_ram, t->n_ssd, t->n_computed, t->n_generated, u.prompt_source,
            hung_up && !is_over ? "hung_up" : mx_finish_name(s->choices[0].finish),
            (double)t->queue_us / 1e3, (double)t->restore_us / 1e3, (double)t->prefill_us / 1e3,
            (double)t->decode_us / 1e3, (double)(mx_now_us() - s->received_us) / 1e3);
@@ -327,8 +384,21 @@ static bool too_long(mx_problem *p, size_t n_prompt, size_t n_ctx)
                               "larger --ctx or --kv-budget", n_prompt, n_ctx, n_ctx);
 }
 
-static bool create_request(answer *s, size_t i, const mx_api_params *a, const mx_prompt *prompt,
-                           int key, mx_problem *p)
+/* What is needed of the prompt as long as the answer runs. */
+static void take_prompt(choice *c, mx_prompt *prompt)
+{
+    c->prompt = *prompt;
+    *prompt = (mx_prompt){0};
+    c->n_prompt = c->prompt.tokens.n;
+    c->prompt_bytes = c->prompt.text.len;
+    if (!c->prompt.is_kept) {
+        mx_buf_free(&c->prompt.text);
+        mx_tokens_free(&c->prompt.tokens);
+    }
+}
+
+static bool create_request(answer *s, size_t i, const mx_api_params *a, mx_prompt *prompt,
+                           const mx_hash256 *salt, mx_problem *p)
 {
     size_t n_ctx = mx_engine_max_tokens(s->api->engine);
     size_t n = prompt->tokens.n;
@@ -346,7 +416,7 @@ static bool create_request(answer *s, size_t i, const mx_api_params *a, const mx
         .n_stops = a->n_stops,
         .ignore_eos = a->ignore_eos,
         .cache = a->cache,
-        .salt = key >= 0 && (size_t)key < s->api->cfg.n_api_keys ? &s->api->salts[key] : NULL,
+        .salt = salt,
         .wake = mx_waker_wake,
         .wake_arg = s->waker,
     };
@@ -354,6 +424,7 @@ static bool create_request(answer *s, size_t i, const mx_api_params *a, const mx
     mx_errbuf eb = {0};
     mx_err e = mx_request_create(&s->requests[i], s->api->engine, &r, &eb);
     if (e == MX_OK) {
+        take_prompt(&s->choices[i], prompt);
         return true;
     }
     s->requests[i] = NULL;
@@ -433,7 +504,8 @@ static answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat, const 
 }
 
 void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_params *params,
-                   const mx_prompt *prompts, size_t n_prompts, uint64_t received_us)
+                   const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
+                   uint64_t received_us)
 {
     mx_problem p = {0};
     answer *s = answer_new(api, x, is_chat, params, n_prompts);
@@ -443,11 +515,11 @@ void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_
         return;
     }
     s->received_us = received_us;
-    s->prompt_source = prompts[0].source;
-    int key = mx_http_key_index(x);
+    s->scope = rules->scope;
+    const mx_hash256 *salt = mx_api_salt(api, mx_http_key_index(x));
     bool ok = true;
     for (size_t i = 0; ok && i < n_prompts; i++) {
-        ok = create_request(s, i, params, &prompts[i], key, &p);
+        ok = create_request(s, i, params, &prompts[i], salt, &p);
     }
     for (size_t i = 0; ok && i < n_prompts; i++) {
         ok = submit_request(s, i, &p);

@@ -207,6 +207,21 @@ static void info_cold(mx_api *a, const mx_engine_stats *s, mx_buf *b)
     mx_buf_char(b, '}');
 }
 
+static void info_recall(mx_api *a, mx_buf *b)
+{
+    mx_recall_stats s = {0};
+    if (a->recall == NULL) {
+        mx_buf_str(b, ",\"sampled_ids\":null"); /* --canonical-prompts */
+        return;
+    }
+    mx_recall_get_stats(a->recall, &s);
+    mx_buf_printf(b,
+                  ",\"sampled_ids\":{\"texts\":%zu,\"bytes\":%zu,\"bytes_max\":%zu,\"stored\":%llu,"
+                  "\"found\":%llu,\"evicted\":%llu}",
+                  s.n_entries, s.bytes, s.max_bytes, (unsigned long long)s.n_stored,
+                  (unsigned long long)s.n_found, (unsigned long long)s.n_evicted);
+}
+
 void mx_api_get_info(mx_api *a, mx_http_exchange *x)
 {
     static const char *const phases[] = {"loading", "ready", "stopping"};
@@ -225,6 +240,7 @@ void mx_api_get_info(mx_api *a, mx_http_exchange *x)
         info_model(a, &b);
         info_tiers(&s, &b);
         info_cold(a, &s, &b);
+        info_recall(a, &b);
     }
     mx_buf_str(&b, "}\n");
     mx_api_reply_json(x, 200, &b);

@@ -7,6 +7,11 @@
  *
  * A text that cannot fit whatever its tokens are is refused before it is tokenised: 60 MB cost half
  * a minute of a worker, and a few of them would keep everybody else, /health too, waiting.
+ *
+ * What was sampled stays as it was sampled: where a text begins with one that is remembered
+ * (api_recall.h), the remembered ids are kept, and only the rest is tokenised. The canonical list
+ * is made in any case, so that a response can say whether the two differ; it is not sliced, because
+ * the text before and behind the end of an answer may share a token in it.
  */
 #include "api/api_state.h"
 
@@ -25,17 +30,94 @@ void mx_prompts_free(mx_prompt *prompts, size_t n)
 {
     for (size_t i = 0; prompts != NULL && i < n; i++) {
         mx_tokens_free(&prompts[i].tokens);
+        mx_buf_free(&prompts[i].text);
+        mx_free(prompts[i].controls);
     }
     mx_free(prompts);
 }
 
-static mx_prompt *new_prompts(size_t n)
+const mx_hash256 *mx_api_salt(const mx_api *a, int key)
 {
-    mx_prompt *prompts = mx_calloc(n, sizeof *prompts);
-    for (size_t i = 0; prompts != NULL && i < n; i++) {
-        prompts[i].source = "client";
+    return key >= 0 && (size_t)key < a->cfg.n_api_keys ? &a->salts[key] : NULL;
+}
+
+void mx_api_prompt_rules(const mx_api *a, int key, mx_cache_policy cache, mx_prompt_rules *out)
+{
+    *out = (mx_prompt_rules){
+        .scope = mx_model_root(a->model, mx_api_salt(a, key)),
+        .reads_recall = a->recall != NULL && cache != MX_CACHE_OFF,
+        .stores = a->recall != NULL && cache == MX_CACHE_USE,
+    };
+}
+
+/* ---- text to ids ----------------------------------------------------------------------------- */
+
+/* A text as it is to be tokenised; borrowed. */
+typedef struct source {
+    mx_str text;
+    const mx_span *markup;
+    size_t n_markup;
+    bool is_chat;
+} source;
+
+/* Replaces the canonical ids of the text by those that begin as they were sampled, where such are
+ * remembered and differ. Without memory for it the canonical ones do as well. */
+static void keep_sampled(mx_api *a, const source *s, const mx_recall_text *t, mx_prompt *out)
+{
+    mx_tokens ids = {0};
+    size_t at = mx_recall_find(a->recall, t, &ids);
+    if (at > 0 &&
+        mx_tokenizer_encode_rest(mx_model_tokenizer(a->model), s->text.ptr, s->text.len, s->markup,
+                                 s->n_markup, at, &ids) == MX_OK &&
+        (ids.n != out->tokens.n ||
+         memcmp(ids.ids, out->tokens.ids, ids.n * sizeof *ids.ids) != 0))
+    {
+        mx_tokens canonical = out->tokens;
+        out->tokens = ids;
+        ids = canonical;
+        out->is_sampled = true;
     }
-    return prompts;
+    mx_tokens_free(&ids);
+}
+
+/* What was sampled is looked up for this text, and the text is made ready to be remembered. */
+static void recall(mx_api *a, const source *s, const mx_prompt_rules *rules, mx_prompt *out)
+{
+    const mx_tokenizer *t = mx_model_tokenizer(a->model);
+    if (!(rules->reads_recall || rules->stores) || out->tokens.n == 0) {
+        return;
+    }
+    /* An EOS behind a plain prompt would end up in the middle; ill-formed text is not the text that
+     * is tokenised. */
+    if ((!s->is_chat && mx_tokenizer_adds_eos(t)) || !mx_utf8_valid(s->text.ptr, s->text.len) ||
+        mx_tokenizer_find_controls(t, s->text, s->markup, s->n_markup, &out->controls,
+                                   &out->n_controls) != MX_OK)
+    {
+        return;
+    }
+    mx_recall_text text = {
+        .scope = &rules->scope,
+        .is_chat = s->is_chat,
+        .text = s->text,
+        .controls = out->controls,
+        .n_controls = out->n_controls,
+    };
+    if (rules->reads_recall) {
+        keep_sampled(a, s, &text, out);
+    }
+    out->is_kept = rules->stores;
+}
+
+static bool tokenise(mx_api *a, const source *s, const mx_prompt_rules *rules, mx_prompt *out,
+                     mx_problem *p)
+{
+    if (mx_tokenizer_encode(mx_model_tokenizer(a->model), s->text.ptr, s->text.len, s->markup,
+                            s->n_markup, !s->is_chat, &out->tokens) != MX_OK)
+    {
+        return out_of_memory(p);
+    }
+    recall(a, s, rules, out);
+    return true;
 }
 
 static mx_str special_text(const mx_tokenizer *t, int32_t id)
@@ -59,8 +141,8 @@ static bool may_fit(const mx_api *a, size_t n_bytes, const char *field, mx_probl
                           "shorten '%s'", n_bytes, at_least, n_ctx, n_ctx, field);
 }
 
-bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, size_t *n,
-                        mx_problem *p)
+bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
+                        mx_prompt **out, size_t *n, mx_problem *p)
 {
     const mx_tokenizer *t = mx_model_tokenizer(a->model);
     mx_chat_env env = {
@@ -73,13 +155,17 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, si
     bool ok = mx_chat_render(&env, body, &r, p) && may_fit(a, r.text.len, "messages", p);
     if (ok) {
         *n = 1;
-        *out = new_prompts(1);
-        ok = *out != NULL
-             && mx_tokenizer_encode(t, r.text.ptr == NULL ? "" : r.text.ptr, r.text.len, r.markup,
-                                    r.n_markup, false, &(*out)->tokens) == MX_OK;
-        if (!ok) {
-            out_of_memory(p);
-        } else if ((*out)->tokens.n == 0) {
+        *out = mx_calloc(1, sizeof **out);
+        if (*out == NULL) {
+            ok = out_of_memory(p);
+        } else {
+            source s = {.is_chat = true, .markup = r.markup, .n_markup = r.n_markup};
+            s.text = (mx_str){r.text.ptr == NULL ? "" : r.text.ptr, r.text.len};
+            ok = tokenise(a, &s, rules, *out, p);
+            (*out)->text = r.text;
+            r.text = (mx_buf){0};
+        }
+        if (ok && (*out)->tokens.n == 0) {
             ok = mx_problem_field(p, "messages", "the messages render to an empty prompt");
         }
     }
@@ -89,14 +175,18 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, si
 
 /* ---- plain prompts --------------------------------------------------------------------------- */
 
-static bool encode_text(mx_api *a, mx_str text, const char *where, mx_prompt *out, mx_problem *p)
+static bool encode_text(mx_api *a, mx_str text, const mx_prompt_rules *rules, const char *where,
+                        mx_prompt *out, mx_problem *p)
 {
-    const mx_tokenizer *t = mx_model_tokenizer(a->model);
     if (!may_fit(a, text.len, "prompt", p)) {
         return false;
     }
-    if (mx_tokenizer_encode(t, text.ptr, text.len, NULL, 0, true, &out->tokens) != MX_OK) {
-        return out_of_memory(p);
+    if (!tokenise(a, &(source){.text = text}, rules, out, p)) {
+        return false;
+    }
+    if (out->is_kept) {
+        mx_buf_append(&out->text, text.ptr, text.len);
+        out->is_kept = !out->text.failed;
     }
     if (out->tokens.n == 0) {
         return mx_problem_field(p, "prompt", "'%s' is empty: it needs at least one token", where);
@@ -131,11 +221,11 @@ static bool copy_ids(mx_api *a, struct json_object *list, const char *where, mx_
     return true;
 }
 
-static bool one_prompt(mx_api *a, struct json_object *v, const char *where, mx_prompt *out,
-                       mx_problem *p)
+static bool one_prompt(mx_api *a, struct json_object *v, const mx_prompt_rules *rules,
+                       const char *where, mx_prompt *out, mx_problem *p)
 {
     if (json_object_is_type(v, json_type_string)) {
-        return encode_text(a, mx_json_text(v), where, out, p);
+        return encode_text(a, mx_json_text(v), rules, where, out, p);
     }
     if (json_object_is_type(v, json_type_array)) {
         return copy_ids(a, v, where, out, p);
@@ -144,8 +234,8 @@ static bool one_prompt(mx_api *a, struct json_object *v, const char *where, mx_p
                             where, mx_json_kind(v));
 }
 
-bool mx_api_text_prompts(mx_api *a, struct json_object *body, mx_prompt **out, size_t *n,
-                         mx_problem *p)
+bool mx_api_text_prompts(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
+                         mx_prompt **out, size_t *n, mx_problem *p)
 {
     struct json_object *v = mx_json_field(body, "prompt");
     if (v == NULL) {
@@ -162,17 +252,18 @@ bool mx_api_text_prompts(mx_api *a, struct json_object *body, mx_prompt **out, s
         return mx_problem_field(p, "prompt", "'prompt' has %zu prompts; at most %d are possible "
                                 "in one request", *n, MX_API_MAX_PROMPTS);
     }
-    *out = new_prompts(*n);
+    *out = mx_calloc(*n, sizeof **out);
     if (*out == NULL) {
         return out_of_memory(p);
     }
     if (!is_several) {
-        return one_prompt(a, v, "prompt", *out, p);
+        return one_prompt(a, v, rules, "prompt", *out, p);
     }
     for (size_t i = 0; i < *n; i++) {
         char where[32];
         snprintf(where, sizeof where, "prompt[%zu]", i);
-        if (!one_prompt(a, json_object_array_get_idx(v, i), where, &(*out)[i], p)) {
+        struct json_object *item = json_object_array_get_idx(v, i);
+        if (!one_prompt(a, item, rules, where, &(*out)[i], p)) {
             return false;
         }
     }

@@ -14,6 +14,7 @@
 #include "api/api.h"
 #include "api/api_chat.h"
 #include "api/api_params.h"
+#include "api/api_recall.h"
 
 #include <pthread.h>
 
@@ -43,6 +44,7 @@ struct mx_api {
     char numerics_id[65];
     size_t max_piece;         /* bytes of the vocabulary's longest token */
     mx_hash256 *salts;        /* [n_api_keys] */
+    mx_recall *recall;        /* NULL: sampled ids are never kept (--canonical-prompts) */
     pthread_mutex_t wakers_lock;
     mx_waker *free_wakers, *all_wakers;
     uint64_t next_id;         /* atomic */
@@ -75,19 +77,37 @@ enum { MX_API_MAX_PROMPTS = 64 }; /* in one request to /v1/completions */
 /* One prompt as token ids. */
 typedef struct mx_prompt {
     mx_tokens tokens;
-    const char *source; /* usage.cache.prompt_source */
+    bool is_sampled;  /* usage.cache.prompt_source: "sampled_ids", else "client" */
+    /* What the ids are the ids of, when they are to be remembered together with the answer. */
+    bool is_kept;
+    mx_buf text;
+    mx_span *controls; /* [n_controls] */
+    size_t n_controls;
 } mx_prompt;
+
+/* Whose prompt it is, and what may be done with what is remembered. */
+typedef struct mx_prompt_rules {
+    mx_hash256 scope;           /* mx_recall_text.scope */
+    bool reads_recall, stores;
+} mx_prompt_rules;
+
+/* key: mx_http_key_index. */
+void mx_api_prompt_rules(const mx_api *a, int key, mx_cache_policy cache, mx_prompt_rules *out);
+/* The isolation salt of a key; NULL = none. */
+const mx_hash256 *mx_api_salt(const mx_api *a, int key);
 
 /* Chat: exactly one prompt. Completions: one per element of a prompt array. The array is the
  * caller's to free with mx_prompts_free. */
-bool mx_api_chat_prompt(mx_api *a, struct json_object *body, mx_prompt **out, size_t *n,
-                        mx_problem *p);
-bool mx_api_text_prompts(mx_api *a, struct json_object *body, mx_prompt **out, size_t *n,
-                         mx_problem *p);
+bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
+                        mx_prompt **out, size_t *n, mx_problem *p);
+bool mx_api_text_prompts(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
+                         mx_prompt **out, size_t *n, mx_problem *p);
 void mx_prompts_free(mx_prompt *prompts, size_t n);
 
-/* Starts the work and answers x now (refused) or later. Takes over nothing. */
+/* Starts the work and answers x now (refused) or later. Takes what is in the prompts (they are
+ * empty then), not the array. */
 void mx_api_answer(mx_api *a, mx_http_exchange *x, bool is_chat, const mx_api_params *params,
-                   const mx_prompt *prompts, size_t n_prompts, uint64_t received_us);
+                   const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
+                   uint64_t received_us);
 
 #endif

@@ -74,6 +74,37 @@ def test_defaults(start):
             assert os.stat(os.path.join(folder, f)).st_mode & 0o777 == 0o600, f
 
 
+def test_sampled_tokens_stay(start):
+    """A second turn reuses the first answer to its end, however it was tokenised when sampled."""
+    chats = [conversation(30 + i, 40) for i in range(6)]
+    s = start()
+    sources, firsts = [], []
+    for i, chat in enumerate(chats):
+        first = s.chat(chat, max_tokens=24, temperature=1.2, min_p=0, seed=i)
+        answer = first.usage["completion_tokens"]
+        assert "\ufffd" not in first.text
+        second = s.chat(chat + [{"role": "assistant", "content": first.text},
+                                {"role": "user", "content": "Go on."}])
+        assert second.cache["ram_tokens"] >= first.prompt + answer - 1, (first.text, second.usage)
+        assert first.cache["prompt_source"] == "client"
+        sources.append(second.cache["prompt_source"])
+        firsts.append(first.text)
+    assert set(sources) == {"client", "sampled_ids"}, sources
+    assert s.info()["sampled_ids"]["texts"] == 12
+    assert any("prompt_source=sampled_ids" in line for line in s.log_lines)
+    assert s.stop() == 0
+    s = start("--canonical-prompts", "--ssd-session-cache", "off")
+    for i, chat in enumerate(chats):
+        first = s.chat(chat, max_tokens=24, temperature=1.2, min_p=0, seed=i)
+        assert first.text == firsts[i]  # the prompt is the same, so is the answer
+        second = s.chat(chat + [{"role": "assistant", "content": first.text},
+                                {"role": "user", "content": "Go on."}])
+        assert second.cache["prompt_source"] == "client"
+        is_whole = second.cached >= first.prompt + first.usage["completion_tokens"] - 1
+        assert is_whole == (sources[i] == "client"), (first.text, second.usage)
+    assert s.info()["sampled_ids"] is None
+
+
 def test_off_touches_no_file(start):
     chat = conversation(4)
     s = start("--ssd-session-cache", "off")

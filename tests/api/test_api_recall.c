@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The memory of sampled ids: what is found, what is not, and its bounds. Random histories are
+ * compared with a plain list that is searched from end to end.
+ */
+#include "api/api_recall.h"
+
+#include "base/mem.h"
+#include "tiny_gguf.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static const mx_hash256 scope_one = {{1}}, scope_two = {{2}};
+
+static mx_recall *create(size_t max_entries, size_t max_bytes, unsigned hash_bits)
+{
+    mx_recall_config cfg = {max_entries, max_bytes, hash_bits};
+    mx_recall *m;
+    mx_errbuf eb;
+    assert_int_equal(mx_recall_create(&m, &cfg, &eb), MX_OK);
+    return m;
+}
+
+static mx_recall_text text_of(const char *text)
+{
+    return (mx_recall_text){.scope = &scope_one, .is_chat = true, .text = mx_str_of(text)};
+}
+
+/* Stores under one id. */
+static void store(mx_recall *m, const mx_recall_text *t, int32_t id)
+{
+    mx_recall_store(m, t, &id, 1);
+    assert_true(mx_recall_check(m));
+}
+
+/* The one id of what was found, -1 = nothing; the length must be that of `found`. */
+static int32_t find(mx_recall *m, const mx_recall_text *t, const char *found)
+{
+    mx_tokens ids = {0};
+    assert_int_equal(mx_tokens_push(&ids, 77), MX_OK); /* what is there stays */
+    size_t n = mx_recall_find(m, t, &ids);
+    if (n != strlen(found)) {
+        fail_msg("\"%.*s\": expected %zu bytes, came %zu", (int)t->text.len, t->text.ptr,
+                 strlen(found), n);
+    }
+    assert_int_equal(ids.n, n > 0 ? 2 : 1);
+    assert_int_equal(ids.ids[0], 77);
+    int32_t id = n > 0 ? ids.ids[1] : -1;
+    mx_tokens_free(&ids);
+    return id;
+}
+
+static int32_t find_text(mx_recall *m, const char *text, const char *found)
+{
+    mx_recall_text t = text_of(text);
+    return find(m, &t, found);
+}
+
+static void longest_prefix_is_found(void **state)
+{
+    (void)state;
+    mx_recall *m = create(0, 0, 0);
+    assert_int_equal(find_text(m, "anything", ""), -1);
+    static const char *const texts[] = {"Hello", "Hello, wor", "Hello, world, how", "Hello, moon"};
+    for (int32_t i = 0; i < (int32_t)MX_COUNT(texts); i++) {
+        mx_recall_text t = text_of(texts[i]);
+        store(m, &t, i);
+    }
+    assert_int_equal(find_text(m, "Hello, world", texts[1]), 1);
+    assert_int_equal(find_text(m, "Hello, world, how are you", texts[2]), 2);
+    assert_int_equal(find_text(m, "Hello, world, how", texts[2]), 2); /* all of it */
+    assert_int_equal(find_text(m, "Hello, world, ho", texts[1]), 1);
+    assert_int_equal(find_text(m, "Hello, moonlight", texts[3]), 3);
+    assert_int_equal(find_text(m, "Hello", texts[0]), 0);
+    assert_int_equal(find_text(m, "Hell", ""), -1);
+    assert_int_equal(find_text(m, "", ""), -1);
+    assert_int_equal(find_text(m, "Jello, world", ""), -1);
+    mx_recall_text with_nul = text_of("");
+    with_nul.text = (mx_str){"Hello\0more", 10};
+    store(m, &with_nul, 9);
+    with_nul.text.len = 9;
+    assert_int_equal(find(m, &with_nul, "Hello"), 0);
+    /* The same text again: the newer ids count, and there is one entry of it. */
+    mx_recall_text t = text_of(texts[1]);
+    store(m, &t, 5);
+    assert_int_equal(find_text(m, "Hello, world", texts[1]), 5);
+    mx_recall_stats s;
+    mx_recall_get_stats(m, &s);
+    assert_int_equal(s.n_entries, MX_COUNT(texts) + 1);
+    assert_int_equal(s.n_evicted, 0);
+    mx_recall_destroy(m);
+}
+
+/* Neither another scope (key, model) nor the other kind of prompt sees a text. */
+static void scopes_and_kinds_are_apart(void **state)
+{
+    (void)state;
+    mx_recall *m = create(0, 0, 0);
+    mx_recall_text t = text_of("A secret");
+    store(m, &t, 1);
+    t.scope = &scope_two;
+    assert_int_equal(find(m, &t, ""), -1);
+    t.is_chat = false;
+    assert_int_equal(find(m, &t, ""), -1);
+    t.scope = &scope_one;
+    assert_int_equal(find(m, &t, ""), -1);
+    store(m, &t, 2);
+    t.scope = &scope_two;
+    store(m, &t, 3);
+    assert_int_equal(find(m, &t, "A secret"), 3);
+    t.scope = &scope_one;
+    assert_int_equal(find(m, &t, "A secret"), 2);
+    assert_int_equal(find_text(m, "A secret!", "A secret"), 1);
+    mx_recall_destroy(m);
+}
+
+/* <|u|>hi<|a|>yes: control tokens must be where they were, and the answer has none. */
+static void controls_must_agree(void **state)
+{
+    (void)state;
+    mx_recall *m = create(0, 0, 0);
+    const mx_span spans[] = {{0, 5}, {7, 12}};
+    mx_recall_text t = text_of("<|u|>hi<|a|>yes");
+    t.controls = spans;
+    t.n_controls = 2;
+    store(m, &t, 1);
+
+    mx_recall_text next = text_of("<|u|>hi<|a|>yes<|e|>");
+    const mx_span good[] = {{0, 5}, {7, 12}, {15, 20}};
+    next.controls = good;
+    next.n_controls = 3;
+    assert_int_equal(find(m, &next, "<|u|>hi<|a|>yes"), 1);
+    const struct { mx_span s[3]; size_t n; } bad[] = {
+        {{{0, 0}}, 0},                      /* the user wrote all that */
+        {{{0, 5}}, 1},
+        {{{7, 12}}, 1},
+        {{{0, 5}, {7, 11}}, 2},
+        {{{0, 5}, {6, 12}}, 2},
+        {{{0, 5}, {7, 12}, {14, 20}}, 3},   /* one begins in the answer */
+        {{{0, 5}, {7, 12}, {13, 14}}, 3},   /* one lies in it */
+    };
+    for (size_t i = 0; i < MX_COUNT(bad); i++) {
+        next.controls = bad[i].s;
+        next.n_controls = bad[i].n;
+        assert_int_equal(find(m, &next, ""), -1);
+    }
+    /* Both readings can be remembered side by side. */
+    next.controls = bad[1].s;
+    next.n_controls = 1;
+    store(m, &next, 2);
+    assert_int_equal(find(m, &next, "<|u|>hi<|a|>yes<|e|>"), 2);
+    next.controls = good;
+    next.n_controls = 3;
+    assert_int_equal(find(m, &next, "<|u|>hi<|a|>yes"), 1);
+    mx_recall_destroy(m);
+}
+
+static void bounds_hold(void **state)
+{
+    (void)state;
+    mx_recall *m = create(3, 0, 0);
+    static const char *const texts[] = {"alpha", "beta", "gamma", "delta", "eps"};
+    for (int32_t i = 0; i < 3; i++) {
+        mx_recall_text t = text_of(texts[i]);
+        store(m, &t, i);
+    }
+    assert_int_equal(find_text(m, "alphabet", "alpha"), 0); /* used: "beta" is the oldest now */
+    mx_recall_text t = text_of(texts[3]);
+    store(m, &t, 3);
+    assert_int_equal(find_text(m, "beta", ""), -1);
+    assert_int_equal(find_text(m, "alpha", "alpha"), 0);
+    assert_int_equal(find_text(m, "gamma", "gamma"), 2);
+    t = text_of(texts[4]);
+    store(m, &t, 4);
+    assert_int_equal(find_text(m, "delta", ""), -1);
+    mx_recall_stats s;
+    mx_recall_get_stats(m, &s);
+    assert_int_equal(s.n_entries, 3);
+    assert_int_equal(s.n_evicted, 2);
+    mx_recall_destroy(m);
+
+    m = create(0, 10000, 0);
+    char *big = mx_calloc(1, 12000);
+    for (int32_t i = 0; i < 40; i++) {
+        memset(big, 'a' + i % 26, 900);
+        big[899] = (char)('0' + i / 26);
+        big[900] = '\0';
+        t = text_of(big);
+        store(m, &t, i);
+        assert_int_equal(find(m, &t, big), i);
+    }
+    mx_recall_get_stats(m, &s);
+    assert_in_range(s.n_entries, 5, 11);
+    assert_in_range(s.bytes, 900 * s.n_entries, 10000);
+    /* What never fits throws nothing out: neither a long text nor many ids. */
+    memset(big, 'z', 11000);
+    mx_recall_text long_text = text_of(big);
+    store(m, &long_text, 1);
+    int32_t *ids = mx_calloc(3000, sizeof *ids);
+    mx_recall_text short_text = text_of("short");
+    mx_recall_store(m, &short_text, ids, 3000);
+    mx_recall_store(m, &short_text, ids, 0);
+    mx_recall_stats after;
+    mx_recall_get_stats(m, &after);
+    assert_memory_equal(&s, &after, sizeof s);
+    mx_free(ids);
+    mx_free(big);
+    mx_recall_destroy(m);
+}
+
+/* ---- random histories against a list ------------------------------------------------------- */
+
+enum { N_KEPT = 3000 };
+
+typedef struct kept {
+    char text[40];
+    mx_span span;
+    const mx_hash256 *scope;
+    int32_t id;
+} kept;
+
+static bool kept_fits(const kept *k, const mx_recall_text *t)
+{
+    size_t n = strlen(k->text);
+    return k->scope == t->scope && n <= t->text.len && memcmp(k->text, t->text.ptr, n) == 0 &&
+           k->span.begin == t->controls[0].begin &&
+           k->span.end == mx_min_size(t->controls[0].end, n);
+}
+
+/* Texts of two letters and few lengths, so that many share prefixes. */
+static void like_a_list(unsigned hash_bits, uint64_t seed)
+{
+    mx_recall *m = create(N_KEPT, 0, hash_bits);
+    kept *list = mx_calloc(N_KEPT, sizeof *list);
+    size_t n_found = 0;
+    uint64_t rng = seed;
+    for (int32_t round = 0; round < N_KEPT; round++) {
+        kept k = {.id = round, .span = {0, 1 + mx_tiny_random(&rng) % 2}};
+        size_t n = 3 + mx_tiny_random(&rng) % 12;
+        for (size_t i = 0; i < n; i++) {
+            k.text[i] = "ab"[mx_tiny_random(&rng) % 2];
+        }
+        k.scope = mx_tiny_random(&rng) % 2 ? &scope_one : &scope_two;
+        mx_recall_text t = {.scope = k.scope, .text = mx_str_of(k.text), .controls = &k.span,
+                            .n_controls = 1};
+        const kept *want = NULL;
+        for (int32_t i = 0; i < round; i++) {
+            if (kept_fits(&list[i], &t) &&
+                (want == NULL || strlen(list[i].text) >= strlen(want->text)))
+            {
+                want = &list[i];
+            }
+        }
+        int32_t id = find(m, &t, want != NULL ? want->text : "");
+        if (id != (want != NULL ? want->id : -1)) {
+            fail_msg("seed %llu, round %d: expected id %d, came %d", (unsigned long long)seed,
+                     round, want != NULL ? want->id : -1, id);
+        }
+        n_found += want != NULL;
+        mx_recall_store(m, &t, &k.id, 1);
+        list[round] = k;
+    }
+    assert_true(n_found > N_KEPT / 2);
+    assert_true(mx_recall_check(m));
+    mx_free(list);
+    mx_recall_destroy(m);
+}
+
+static void collisions_change_nothing(void **state)
+{
+    (void)state;
+    like_a_list(0, 11);
+    like_a_list(1, 12);
+    like_a_list(3, 13);
+}
+
+/* ---- memory that runs out ------------------------------------------------------------------ */
+
+static void no_memory_is_no_failure(void **state)
+{
+    (void)state;
+    int64_t live = mx_mem_live();
+    bool was_stored = false, was_found = false;
+    for (uint64_t k = 1; k < 12; k++) {
+        mx_recall *m = create(0, 0, 0);
+        mx_recall_text t = text_of("some text");
+        mx_mem_fail_at(k);
+        mx_recall_store(m, &t, (const int32_t[]){1, 2}, 2);
+        mx_mem_fail_at(0);
+        assert_true(mx_recall_check(m));
+        mx_recall_stats s;
+        mx_recall_get_stats(m, &s);
+        was_stored = s.n_entries == 1;
+        mx_recall_store(m, &t, (const int32_t[]){1, 2}, 2);
+        mx_tokens ids = {0};
+        mx_mem_fail_at(k);
+        size_t n = mx_recall_find(m, &t, &ids);
+        mx_mem_fail_at(0);
+        was_found = n > 0;
+        assert_int_equal(ids.n, n > 0 ? 2 : 0);
+        mx_tokens_free(&ids);
+        assert_true(mx_recall_check(m));
+        mx_recall_destroy(m);
+        assert_int_equal(mx_mem_live(), live);
+        if (k == 1) {
+            assert_false(was_stored || was_found); /* the test does make something fail */
+        }
+    }
+    assert_true(was_stored && was_found);
+}
+
+/* ---- threads ------------------------------------------------------------------------------- */
+
+/* Entries are evicted all the time while others hold them; ids always are those of their text. */
+static void *hammer(void *arg)
+{
+    mx_recall *m = arg;
+    static _Atomic uint64_t next_seed = 1;
+    uint64_t rng = next_seed++;
+    for (int i = 0; i < 1500; i++) {
+        char text[64];
+        uint32_t a = (uint32_t)(mx_tiny_random(&rng) % 30);
+        uint32_t b = (uint32_t)(mx_tiny_random(&rng) % 30);
+        int n_short = snprintf(text, sizeof text, "conversation %u", a);
+        snprintf(text + n_short, sizeof text - (size_t)n_short, ", turn %u", b);
+        mx_recall_text whole = text_of(text), begin = whole;
+        begin.text.len = (size_t)n_short;
+        mx_recall_store(m, &begin, (const int32_t[]){(int32_t)a}, 1);
+        mx_recall_store(m, &whole, (const int32_t[]){(int32_t)a, (int32_t)b}, 2);
+        mx_tokens ids = {0};
+        size_t n = mx_recall_find(m, &whole, &ids);
+        bool ok = n == whole.text.len ? ids.n == 2 && ids.ids[1] == (int32_t)b
+                                      : n == 0 || ids.n == 1;
+        ok = ok && (n == 0 || ids.ids[0] == (int32_t)a || n < begin.text.len);
+        mx_tokens_free(&ids);
+        if (!ok) {
+            return m;
+        }
+    }
+    return NULL;
+}
+
+static void threads_share_it(void **state)
+{
+    (void)state;
+    int64_t live = mx_mem_live();
+    mx_recall *m = create(20, 0, 0);
+    pthread_t threads[4];
+    for (size_t i = 0; i < MX_COUNT(threads); i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, hammer, m), 0);
+    }
+    for (size_t i = 0; i < MX_COUNT(threads); i++) {
+        void *result;
+        assert_int_equal(pthread_join(threads[i], &result), 0);
+        assert_null(result);
+    }
+    assert_true(mx_recall_check(m));
+    mx_recall_stats s;
+    mx_recall_get_stats(m, &s);
+    assert_true(s.n_evicted > 100 && s.n_found > 100);
+    mx_recall_destroy(m);
+    assert_int_equal(mx_mem_live(), live);
+}
+
+/* ---- what was shown ------------------------------------------------------------------------ */
+
+static void only_what_was_seen_is_kept(void **state)
+{
+    (void)state;
+    /* Letters, two bytes that are half a character each, a control token, a word of two letters. */
+    static const mx_str tokens[] = {{"a", 1}, {"b", 1}, {"\xC3\x83", 2}, {"\xC2\xA9", 2},
+                                    {"<c>", 3}, {"ab", 2}};
+    enum { A, B, LEAD, TRAIL, CONTROL, AB };
+    static const int32_t types[] = {1, 1, 1, 1, 3, 1};
+    mx_vocab_desc d = {.model = "gpt2", .pre = "gpt-2", .n_tokens = MX_COUNT(tokens),
+                       .tokens = tokens, .types = types, .bos_id = -1, .eos_id = -1, .eot_id = -1,
+                       .eom_id = -1, .unk_id = -1, .pad_id = -1, .add_bos = -1, .add_eos = -1,
+                       .add_space_prefix = -1};
+    mx_tokenizer *t;
+    mx_errbuf eb;
+    assert_int_equal(mx_tokenizer_create(&t, &d, &eb), MX_OK);
+    assert_int_equal(mx_tokenizer_piece(t, LEAD, false).len, 1); /* C3 */
+    const struct {
+        int32_t ids[5];
+        size_t n;
+        const char *seen;
+        size_t want, want_bytes;
+    } cases[] = {
+        {{A, B, AB}, 3, "abab", 3, 4},
+        {{0}, 0, "", 0, 0},
+        {{A, B}, 2, "", 0, 0},
+        {{A, B, AB}, 3, "aba", 2, 2},                 /* a stop string took half of the last one */
+        {{A, B, AB}, 3, "ab", 2, 2},
+        {{A, LEAD, TRAIL, B}, 4, "a\xC3\xA9" "b", 4, 4},
+        {{A, LEAD, TRAIL, B}, 4, "a\xC3\xA9", 3, 3},
+        {{A, LEAD, B}, 3, "a\xEF\xBF\xBD" "b", 1, 1}, /* half a character was replaced */
+        {{A, LEAD}, 2, "a\xEF\xBF\xBD", 1, 1},
+        {{A, TRAIL, B}, 3, "a\xEF\xBF\xBD" "b", 1, 1},
+        {{A, CONTROL, B}, 3, "ab", 1, 1},             /* nobody saw it: what follows is not kept */
+        {{CONTROL, A}, 2, "a", 0, 0},
+        {{A, 99, B}, 3, "ab", 1, 1},                  /* no such id */
+        {{B, A}, 2, "ab", 0, 0},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        size_t n_bytes = 99;
+        size_t n = mx_recall_shown(t, cases[i].ids, cases[i].n, mx_str_of(cases[i].seen), &n_bytes);
+        if (n != cases[i].want || n_bytes != cases[i].want_bytes) {
+            fail_msg("case %zu: expected %zu ids, %zu bytes; came %zu, %zu", i, cases[i].want,
+                     cases[i].want_bytes, n, n_bytes);
+        }
+    }
+    mx_tokenizer_destroy(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(longest_prefix_is_found),
+        cmocka_unit_test(scopes_and_kinds_are_apart),
+        cmocka_unit_test(controls_must_agree),
+        cmocka_unit_test(bounds_hold),
+        cmocka_unit_test(collisions_change_nothing),
+        cmocka_unit_test(no_memory_is_no_failure),
+        cmocka_unit_test(threads_share_it),
+        cmocka_unit_test(only_what_was_seen_is_kept),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
