@@ -199,10 +199,10 @@ case $mode in
             -DMTPLX_SANITIZE=address,undefined &&
             run_ctest "unit tests (ASan+UBSan)" build-asan -E '^golden/test_fidelity$'
         # Only what has threads: instrumented kernels alone take the compiler minutes.
-        threaded=$(printf '%s\n' tests/{base,sched,cold,http}/test_*.c | sed 's|.*/||; s|\.c$||')
+        threaded=$(printf '%s\n' tests/{base,sched,cold,http,api}/test_*.c | sed 's|.*/||; s|\.c$||')
         target=$threaded build "TSan" build-tsan -DCMAKE_BUILD_TYPE=Check \
             -DMTPLX_SANITIZE=thread &&
-            run_ctest "threads (TSan)" build-tsan -L '^(base|sched|cold|http)$'
+            run_ctest "threads (TSan)" build-tsan -L '^(base|sched|cold|http|api)$'
         ;;
     long)
         export MTPLX_LONG=1 MTPLX_TEST_KILLS=${MTPLX_TEST_KILLS:-1000}
