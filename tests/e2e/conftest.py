@@ -50,9 +50,9 @@ class Server:
                    "512M", *args]
         self.process = subprocess.Popen(command, env=environment, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.url = f"http://127.0.0.1:{port}"
         self.log_lines, self.out_lines = [], []
         self.is_ready = threading.Event()
+        self.url = f"http://127.0.0.1:{port}"
         self.threads = [threading.Thread(target=self._collect, args=a, daemon=True) for a in
                         ((self.process.stdout, self.out_lines), (self.process.stderr, self.log_lines))]
         for t in self.threads:
