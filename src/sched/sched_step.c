@@ -118,12 +118,13 @@ static void unplan(mx_engine *e, plan *p, const mx_request *r)
     }
 }
 
-static mx_request *youngest(mx_engine *e)
+/* The youngest run behind r (admitted later) that has pages to give, or NULL. */
+static mx_request *youngest_behind(const mx_request *r)
 {
     mx_request *last = NULL;
-    for (mx_request *r = e->runs; r != NULL; r = r->next) {
-        if (r->state == MX_RUN_ACTIVE && r->seq.n_pages > 0) {
-            last = r;
+    for (mx_request *o = r->next; o != NULL; o = o->next) {
+        if (o->state == MX_RUN_ACTIVE && o->seq.n_pages > 0) {
+            last = o;
         }
     }
     return last;
@@ -140,8 +141,9 @@ static bool take_from_writer(mx_engine *e)
     return now - e->starved_since_us >= WRITER_WAIT_US && mx_ticket_shed(e);
 }
 
-/* Makes n rows of r writable: evicts from the bank, then sends the youngest run back to the line.
- * False: r itself had to go, or must wait for pages that the cold writer holds. */
+/* Makes n rows of r writable: evicts from the bank, then sends younger runs back to the line. False:
+ * r sits this pass out, until an older run ends or the cold writer lets go of pages. Older runs never
+ * give way, so there is always somebody who ends. */
 static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
 {
     size_t n_pages = n / MX_PAGE_TOKENS + 2;
@@ -149,20 +151,15 @@ static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
         if (mx_bank_evict(e->bank, n_pages) > 0) {
             continue;
         }
-        mx_request *victim = youngest(e);
-        if (victim == NULL || victim == r) {
-            if (take_from_writer(e)) {
-                continue;
-            }
+        mx_request *victim = youngest_behind(r);
+        if (victim != NULL) {
+            unplan(e, p, victim);
+            mx_admit_requeue(e, victim);
+        } else if (!take_from_writer(e)) {
             unplan(e, p, r);
             mx_seq_rollback(&r->seq);
-            if (e->n_runs > 1 && victim == r) {
-                mx_admit_requeue(e, r);
-            }
             return false;
         }
-        unplan(e, p, victim);
-        mx_admit_requeue(e, victim);
     }
     e->starved_since_us = 0;
     return true;
@@ -171,14 +168,10 @@ static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
 /* Oldest first, so that a run that gives way has not been served in this pass. */
 static void reserve_all(mx_engine *e, plan *p)
 {
-    mx_request *next;
-    for (mx_request *r = e->runs; r != NULL; r = next) {
-        next = r->next;
+    for (mx_request *r = e->runs; r != NULL; r = r->next) {
         for (size_t i = 0; i < p->n_runs; i++) {
             if (e->batch_runs[i] == r && e->batch_count[i] > 0) {
                 make_room(e, p, r, e->batch_count[i]);
-                /* Requeuing may have unlinked runs behind r, or r. */
-                next = r->state == MX_RUN_ACTIVE ? r->next : NULL;
                 break;
             }
         }
