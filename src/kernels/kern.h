@@ -72,6 +72,8 @@ typedef struct mx_act {
 size_t mx_act_bytes(uint32_t max_rows, uint32_t n_cols);
 /* Points *a into memory (64-byte aligned, mx_act_bytes long, zeroed by the caller once). */
 void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory);
+/* The rows of a from row0 (< max_rows) on, as activations of their own over the same memory. */
+mx_act mx_act_from_row(const mx_act *a, uint32_t row0);
 
 /* ---- RoPE ------------------------------------------------------------------------------------- */
 
@@ -152,6 +154,12 @@ typedef struct mx_kern {
     void (*silu_mul)(float *y, const float *gate, const float *up, size_t n); /* y = silu(gate)*up */
     void (*add)(float *y, const float *x, size_t n);                         /* y += x */
     bool (*all_finite)(const float *x, size_t n);
+
+    /* What only some architectures need (docs/numerics.md section 13). */
+    void (*gelu_mul)(float *y, const float *gate, const float *up, size_t n); /* gelu(gate) * up */
+    void (*scale)(float *x, float s, size_t n);                               /* x *= s */
+    void (*add_scaled)(float *y, float s, const float *x, size_t n);          /* y += s * x */
+    void (*softmax)(float *x, size_t n);                                      /* in place */
 } mx_kern;
 
 /* The best level the CPU (and OS) has, at most `max_level`. The AVX-512 and NEON levels may be
@@ -171,5 +179,7 @@ void mx_kern_thread_init(void);
  * a few milliseconds. */
 #define MX_NUMERICS_NAME "mx1-a16"
 mx_hash256 mx_kern_numerics_id(const mx_kern *k);
+/* The same for the functions that only some architectures need. */
+mx_hash256 mx_kern_extras_id(const mx_kern *k);
 
 #endif

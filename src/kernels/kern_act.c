@@ -66,3 +66,15 @@ void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory)
         .x = (float *)(void *)(base + l.x_at),
     };
 }
+
+mx_act mx_act_from_row(const mx_act *a, uint32_t row0)
+{
+    assert(row0 < a->max_rows);
+    mx_act rows = *a;
+    rows.max_rows -= row0;
+    rows.q += (size_t)row0 * a->q_stride;
+    rows.scale += (size_t)row0 * a->n_blocks;
+    rows.sum += (size_t)row0 * a->n_sums;
+    rows.x += (size_t)row0 * a->n_cols;
+    return rows;
+}

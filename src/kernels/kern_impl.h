@@ -63,6 +63,66 @@ static void silu_mul(float *y, const float *gate, const float *up, size_t n)
     }
 }
 
+static void gelu_mul(float *y, const float *gate, const float *up, size_t n)
+{
+    const v16f one = vf_set1(1.0f);
+    for (size_t i = 0; i < n; i += 16) {
+        const v16f g = load_n(gate + i, n - i);
+        const v16f c = vf_fma(vf_mul(g, g), vf_set1(0x1.6e4e26p-5f), one);
+        const v16f u = vf_mul(vf_mul(g, vf_set1(0x1.988454p+0f)), c);
+        const v16f e = vec_exp(vi_bits(vi_sub(vf_bits(u), vi_set1(INT32_MIN)))); /* exp(-u) */
+        store_n(y + i, vf_mul(vf_div(g, vf_add(one, e)), load_n(up + i, n - i)), n - i);
+    }
+}
+
+static void scale(float *x, float s, size_t n)
+{
+    const v16f v = vf_set1(s);
+    for (size_t i = 0; i < n; i += 16) {
+        store_n(x + i, vf_mul(load_n(x + i, n - i), v), n - i);
+    }
+}
+
+static void add_scaled(float *y, float s, const float *x, size_t n)
+{
+    const v16f v = vf_set1(s);
+    for (size_t i = 0; i < n; i += 16) {
+        store_n(y + i, vf_fma(v, load_n(x + i, n - i), load_n(y + i, n - i)), n - i);
+    }
+}
+
+/* The first n <= 16 floats at p, the other lanes -infinity: exp makes +0 of them. */
+MX_INLINE v16f load_n_low(const float *p, size_t n)
+{
+    float buf[16];
+    if (MX_LIKELY(n >= 16)) {
+        return vf_load(p);
+    }
+    for (size_t i = 0; i < 16; i++) {
+        buf[i] = i < n ? p[i] : -INFINITY;
+    }
+    return vf_load(buf);
+}
+
+static void softmax(float *x, size_t n)
+{
+    v16f m = vf_set1(-INFINITY);
+    v16f s = vf_zero();
+    for (size_t i = 0; i < n; i += 16) {
+        m = vf_max(m, load_n_low(x + i, n - i));
+    }
+    m = vf_set1(vf_tree_max(m));
+    for (size_t i = 0; i < n; i += 16) {
+        const v16f e = vec_exp(vf_sub(load_n_low(x + i, n - i), m));
+        s = vf_add(s, e);
+        store_n(x + i, e, n - i);
+    }
+    s = vf_set1(vf_tree_sum(s));
+    for (size_t i = 0; i < n; i += 16) {
+        store_n(x + i, vf_div(load_n(x + i, n - i), s), n - i);
+    }
+}
+
 static void add(float *y, const float *x, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
@@ -202,5 +262,6 @@ static bool kv_store(mx_kv_type type, uint8_t *k_tile, uint8_t *v_tile, uint32_t
         .level = (lvl), .name = (text), .rmsnorm = rmsnorm, .act_quantize = act_quantize,          \
         .matmul = matmul, .wmat_row = mx_wmat_row_portable, .rope = rope, .kv_store = kv_store,    \
         .attention = attention, .attn_scratch_floats = attn_scratch_floats,                        \
-        .silu_mul = silu_mul, .add = add, .all_finite = all_finite,                                \
+        .silu_mul = silu_mul, .add = add, .all_finite = all_finite, .gelu_mul = gelu_mul,          \
+        .scale = scale, .add_scaled = add_scaled, .softmax = softmax,                              \
     }

@@ -218,3 +218,30 @@ mx_hash256 mx_kern_numerics_id(const mx_kern *k)
     test_vectors(&c, k);
     return c.digest;
 }
+
+mx_hash256 mx_kern_extras_id(const mx_kern *k)
+{
+    static const char tag[] = MX_NUMERICS_NAME " extras 1";
+    enum { N = 67 };
+    float x[N];
+    float y[N];
+    float z[N];
+    chain c = {.digest = mx_sha256_of(tag, sizeof tag), .seed = 2};
+    fill_floats(&c, x, N);
+    fill_floats(&c, y, N);
+    for (int i = 0; i < N; i++) {
+        x[i] *= (float)(1 << i % 9);
+    }
+    k->gelu_mul(z, x, y, N);
+    absorb(&c, z, sizeof z);
+    k->add_scaled(z, x[1], x, N);
+    absorb(&c, z, sizeof z);
+    k->scale(z, x[2], N);
+    absorb(&c, z, sizeof z);
+    for (size_t n = 1; n <= N; n += 11) {
+        memcpy(z, x, sizeof z);
+        k->softmax(z, n);
+        absorb(&c, z, sizeof z);
+    }
+    return c.digest;
+}

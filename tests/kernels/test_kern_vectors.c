@@ -10,6 +10,7 @@
 #include "kernels/kern_impl_exp.h"
 
 #define MX_NUMERICS_GOLDEN "6ad7646ddd95a2efe15f0dc19536f6081fc8d85196f24c7c2965c0333c82a6e0"
+#define MX_EXTRAS_GOLDEN "45dcb9654ece0ecad2242b518e419c7b8b115a058b45a9e1dce6298a6ebb27b6"
 
 static const mx_cpu_level levels[] = {MX_CPU_AVX2, MX_CPU_AVX512};
 
@@ -86,6 +87,107 @@ static void silu(void **state)
                 k->silu_mul(got, gate, up, n);
                 check_same(want, got, n, "silu_mul", (uint64_t)kind);
                 assert_true(n == N || bits_of_float(got[n]) == 0xffffffffu);
+            }
+        }
+    }
+}
+
+static double gelu_exact(double g)
+{
+    return 0.5 * g * (1 + tanh(sqrt(2 / acos(-1)) * (g + 0.044715 * g * g * g)));
+}
+
+static void gelu(void **state)
+{
+    (void)state;
+    enum { N = 4099 };
+    float gate[N];
+    float up[N];
+    float want[N];
+    float got[N];
+    const mx_kern *ref = mx_kern_get(MX_CPU_PORTABLE);
+    for (int kind = 0; kind < FILL_KINDS + 1; kind++) {
+        rng r = {(uint64_t)kind};
+        fill_floats(&r, (fill)(kind % FILL_KINDS), gate, N);
+        fill_floats(&r, FILL_NORMAL, up, N);
+        for (int i = 0; kind == FILL_KINDS && i < N; i++) {
+            gate[i] *= 8; /* the range where gelu is not trivial */
+        }
+        ref->gelu_mul(want, gate, up, N);
+        for (int i = 0; i < N; i++) {
+            /* Below -3 the formula with tanh loses its digits; there only the size is looked at. */
+            const double exact = gelu_exact((double)gate[i]) * (double)up[i];
+            const double bound =
+                gate[i] < -3 ? 1e-4 * fabs(exact) + 1e-9 : 2e-6 * fabs(exact) + 1e-37;
+            if (!(fabs(exact - (double)want[i]) <= bound) && fabs(exact) < 1e38) {
+                fail_msg("gelu(%g) * %g: expected %.9g, got %.9g", (double)gate[i], (double)up[i],
+                         exact, (double)want[i]);
+            }
+        }
+        for (size_t l = 0; l < MX_COUNT(levels); l++) {
+            const mx_kern *k = level_or_null(levels[l]);
+            for (size_t n = N; k != NULL && n > N - 20; n--) {
+                memset(got, 0xff, sizeof got);
+                k->gelu_mul(got, gate, up, n);
+                check_same(want, got, n, "gelu_mul", (uint64_t)kind);
+                assert_true(n == N || bits_of_float(got[n]) == 0xffffffffu);
+            }
+        }
+    }
+}
+
+static void softmax_of(const mx_kern *k, const float *x, size_t n, float *out /* [n + 1] */)
+{
+    memcpy(out, x, n * sizeof *x);
+    out[n] = 77;
+    k->softmax(out, n);
+    assert_true(out[n] == 77); /* nothing is written behind the end */
+}
+
+static void softmax_and_scaled_sums(void **state)
+{
+    (void)state;
+    enum { N = 515 };
+    static const size_t sizes[] = {1, 2, 7, 15, 16, 17, 64, 100, 128, N};
+    float x[N];
+    float y[N];
+    float want[N + 1];
+    float got[N + 1];
+    for (size_t i = 0; i < MX_COUNT(sizes) * FILL_KINDS; i++) {
+        const size_t n = sizes[i / FILL_KINDS];
+        const fill kind = (fill)(i % FILL_KINDS);
+        rng r = {i};
+        fill_floats(&r, kind, x, n);
+        fill_floats(&r, FILL_NORMAL, y, n);
+        softmax_of(mx_kern_get(MX_CPU_PORTABLE), x, n, want);
+        double largest = (double)x[0];
+        double sum = 0;
+        for (size_t j = 0; j < n; j++) {
+            largest = (double)x[j] > largest ? (double)x[j] : largest;
+        }
+        for (size_t j = 0; j < n; j++) {
+            sum += exp((double)x[j] - largest);
+        }
+        for (size_t j = 0; j < n; j++) {
+            const double exact = exp((double)x[j] - largest) / sum;
+            if (!(fabs(exact - (double)want[j]) <= 1e-5 * exact + 1e-38)) {
+                fail_msg("softmax of %zu, kind %d: expected %.9g, got %.9g", n, (int)kind, exact,
+                         (double)want[j]);
+            }
+        }
+        for (int l = -1; l < (int)MX_COUNT(levels); l++) {
+            const mx_kern *k = level_or_null(l < 0 ? MX_CPU_PORTABLE : levels[l]);
+            if (k == NULL) {
+                continue;
+            }
+            softmax_of(k, x, n, got);
+            check_same(want, got, n, "softmax", i);
+            memcpy(got, y, n * sizeof *got);
+            k->add_scaled(got, x[0], x, n);
+            k->scale(got, x[n - 1], n);
+            for (size_t j = 0; j < n; j++) {
+                const float one = fmaf(x[0], x[j], y[j]) * x[n - 1];
+                check_same(&one, got + j, 1, "add_scaled, scale", i);
             }
         }
     }
@@ -243,23 +345,29 @@ static void rope_rotation(void **state)
     }
 }
 
-static void one_numerics_id(void **state)
+static void check_id(mx_hash256 (*id_of)(const mx_kern *k), const char *golden)
 {
-    (void)state;
-    const mx_hash256 want = mx_kern_numerics_id(mx_kern_get(MX_CPU_PORTABLE));
+    const mx_hash256 want = id_of(mx_kern_get(MX_CPU_PORTABLE));
     char hex[65];
     mx_hash256_hex(&want, hex);
     printf("numerics id %s %s\n", MX_NUMERICS_NAME, hex);
     /* A change here is a change of numerics: it needs a new MX_NUMERICS_NAME, and old caches are
      * not found any more. */
-    assert_string_equal(hex, MX_NUMERICS_GOLDEN);
+    assert_string_equal(hex, golden);
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
         const mx_kern *k = level_or_null(levels[l]);
         if (k != NULL) {
-            const mx_hash256 got = mx_kern_numerics_id(k);
+            const mx_hash256 got = id_of(k);
             assert_true(mx_hash256_eq(&want, &got));
         }
     }
+}
+
+static void one_numerics_id(void **state)
+{
+    (void)state;
+    check_id(mx_kern_numerics_id, MX_NUMERICS_GOLDEN);
+    check_id(mx_kern_extras_id, MX_EXTRAS_GOLDEN);
 }
 
 static void dispatcher(void **state)
@@ -286,6 +394,7 @@ int main(void)
         cmocka_unit_test(norm_and_add),  cmocka_unit_test(rope_table),
         cmocka_unit_test(rope_yarn),     cmocka_unit_test(rope_rotation),
         cmocka_unit_test(one_numerics_id), cmocka_unit_test(dispatcher),
+        cmocka_unit_test(gelu),          cmocka_unit_test(softmax_and_scaled_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
