@@ -22,7 +22,7 @@ static const char default_template[] =
 typedef struct tensor {
     char name[64];
     uint32_t n_dims;
-    uint64_t ne[2];
+    uint64_t ne[3];
     mx_qtype type;
     double mean, deviation;
 } tensor;
@@ -224,13 +224,25 @@ static void add_keys(builder *b)
     if (s->window > 0) {
         key_u32(b, "*.attention.sliding_window", s->window);
     }
+    if (s->window_pattern > 0) {
+        key_u32(b, "*.attention.sliding_window_pattern", s->window_pattern);
+    }
+    if (s->n_experts > 0) {
+        key_u32(b, "*.expert_count", s->n_experts);
+        key_u32(b, "*.expert_used_count", s->n_experts_used);
+        key_u32(b, "*.expert_feed_forward_length", s->n_ff);
+    }
+    if (s->extra_key != NULL) {
+        key_u32(b, s->extra_key, s->extra_value);
+    }
     add_vocabulary(b);
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-static void tensor_add(builder *b, const char *name, uint64_t n_in, uint64_t n_out, mx_qtype type,
-                       double mean, double deviation)
+/* n_out 0 = a vector, n_slices 0 = no third dimension */
+static void tensor_add_3d(builder *b, const char *name, uint64_t n_in, uint64_t n_out,
+                          uint64_t n_slices, mx_qtype type, double mean, double deviation)
 {
     const mx_tiny_spec *s = b->spec;
     if (s->omit != NULL && strcmp(name, s->omit) == 0) {
@@ -241,15 +253,22 @@ static void tensor_add(builder *b, const char *name, uint64_t n_in, uint64_t n_o
     }
     tensor *t = &b->tensors[b->n_tensors++];
     snprintf(t->name, sizeof t->name, "%s", name);
-    t->n_dims = n_out > 0 ? 2 : 1;
+    t->n_dims = n_slices > 0 ? 3 : n_out > 0 ? 2 : 1;
     t->ne[0] = n_in;
     t->ne[1] = n_out > 0 ? n_out : 1;
+    t->ne[2] = n_slices > 0 ? n_slices : 1;
     t->type = type;
     t->mean = mean;
     t->deviation = deviation;
     if (s->wide != NULL && strcmp(name, s->wide) == 0) {
         t->ne[t->n_dims - 1]++;
     }
+}
+
+static void tensor_add(builder *b, const char *name, uint64_t n_in, uint64_t n_out, mx_qtype type,
+                       double mean, double deviation)
+{
+    tensor_add_3d(b, name, n_in, n_out, 0, type, mean, deviation);
 }
 
 static void matrix(builder *b, uint32_t layer, const char *what, uint32_t n_in, uint32_t n_out)
@@ -265,6 +284,37 @@ static void vector(builder *b, uint32_t layer, const char *what, uint32_t n, dou
     char name[64];
     snprintf(name, sizeof name, "blk.%u.%s", layer, what);
     tensor_add(b, name, n, 0, MX_F32, mean, deviation);
+}
+
+static void experts(builder *b, uint32_t layer, const char *what, uint32_t n_in, uint32_t n_out)
+{
+    char name[64];
+    snprintf(name, sizeof name, "blk.%u.%s.weight", layer, what);
+    tensor_add_3d(b, name, n_in, n_out, b->spec->n_experts, b->spec->type, 0,
+                  1.0 / sqrt((double)n_in));
+}
+
+static void add_ffn(builder *b, uint32_t i)
+{
+    const mx_tiny_spec *s = b->spec;
+    char name[64];
+    if (s->n_experts == 0) {
+        matrix(b, i, "ffn_gate", s->n_embd, s->n_ff);
+        matrix(b, i, "ffn_up", s->n_embd, s->n_ff);
+        matrix(b, i, "ffn_down", s->n_ff, s->n_embd);
+        return;
+    }
+    /* Decided enough that the experts' weights differ. */
+    snprintf(name, sizeof name, "blk.%u.ffn_gate_inp.weight", i);
+    tensor_add(b, name, s->n_embd, s->n_experts, s->has_quantized_router ? s->type : MX_F32, 0,
+               3.0 / sqrt((double)s->n_embd));
+    if (s->has_fused_gate_up) {
+        experts(b, i, "ffn_gate_up_exps", s->n_embd, 2 * s->n_ff);
+    } else {
+        experts(b, i, "ffn_gate_exps", s->n_embd, s->n_ff);
+        experts(b, i, "ffn_up_exps", s->n_embd, s->n_ff);
+    }
+    experts(b, i, "ffn_down_exps", s->n_ff, s->n_embd);
 }
 
 static void add_tensors(builder *b)
@@ -292,9 +342,11 @@ static void add_tensors(builder *b)
         }
         matrix(b, i, "attn_output", q, s->n_embd);
         vector(b, i, "ffn_norm.weight", s->n_embd, 1, 0.1);
-        matrix(b, i, "ffn_gate", s->n_embd, s->n_ff);
-        matrix(b, i, "ffn_up", s->n_embd, s->n_ff);
-        matrix(b, i, "ffn_down", s->n_ff, s->n_embd);
+        if (s->has_post_norms) {
+            vector(b, i, "post_attention_norm.weight", s->n_embd, 1, 0.1);
+            vector(b, i, "post_ffw_norm.weight", s->n_embd, 1, 0.1);
+        }
+        add_ffn(b, i);
     }
     tensor_add(b, "output_norm.weight", s->n_embd, 0, MX_F32, 1, 0.1);
     if (!s->is_tied) {
@@ -382,7 +434,7 @@ static void put_tensor(mx_buf *out, const tensor *t, uint64_t seed)
         rng = mx_tiny_random(&rng) ^ (uint8_t)*c;
     }
     const mx_qtype_info *info = mx_qtype_get((uint32_t)t->type);
-    size_t n = (size_t)(t->ne[0] * t->ne[1]);
+    size_t n = (size_t)(t->ne[0] * t->ne[1] * t->ne[2]);
     if (info == NULL || t->ne[0] % info->block_elems != 0) {
         fprintf(stderr, "tiny_gguf: %s: %llu inputs do not fit its type\n", t->name,
                 (unsigned long long)t->ne[0]);
@@ -395,6 +447,26 @@ static void put_tensor(mx_buf *out, const tensor *t, uint64_t seed)
             put_block(out, info, t->deviation, &rng);
         }
     }
+}
+
+/* The same experts as in two tensors: of each expert the gate's rows, then those of `up`. */
+static void put_fused(mx_buf *out, const tensor *t, uint64_t seed)
+{
+    mx_buf half[2] = {{0}};
+    for (int i = 0; i < 2; i++) {
+        tensor part = *t;
+        part.ne[1] /= 2;
+        snprintf(part.name, sizeof part.name, "%.*s%s_exps.weight",
+                 (int)(strstr(t->name, "gate_up") - t->name), t->name, i == 0 ? "gate" : "up");
+        put_tensor(&half[i], &part, seed);
+    }
+    size_t bytes = half[0].len / (size_t)t->ne[2];
+    for (size_t at = 0; at < half[0].len; at += bytes) {
+        mx_buf_append(out, half[0].ptr + at, bytes);
+        mx_buf_append(out, half[1].ptr + at, bytes);
+    }
+    mx_buf_free(&half[0]);
+    mx_buf_free(&half[1]);
 }
 
 static void pad(mx_buf *out)
@@ -424,7 +496,11 @@ void mx_tiny_build(mx_buf *out, const mx_tiny_spec *spec)
         }
         put32(&infos, (uint32_t)t->type);
         put64(&infos, data.len);
-        put_tensor(&data, t, spec->seed);
+        if (strstr(t->name, "gate_up") != NULL) {
+            put_fused(&data, t, spec->seed);
+        } else {
+            put_tensor(&data, t, spec->seed);
+        }
         pad(&data);
     }
     mx_buf_str(out, "GGUF");

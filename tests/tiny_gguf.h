@@ -14,9 +14,15 @@
 #include "base/qtype.h"
 
 typedef struct mx_tiny_spec {
-    const char *arch; /* "llama", "qwen2", "qwen3"; any other is written with llama's keys */
+    const char *arch; /* any; what sets one apart is in the fields below */
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_ctx;
     uint32_t window;    /* attention.sliding_window, 0 = no such key */
+    uint32_t window_pattern; /* attention.sliding_window_pattern, 0 = no such key */
+    uint32_t n_experts; /* not 0: a mixture of experts of n_ff each instead of the FFN */
+    uint32_t n_experts_used;
+    bool has_fused_gate_up; /* of the experts */
+    bool has_quantized_router; /* of `type`, as no sound file has it */
+    bool has_post_norms;
     mx_qtype type;      /* of the matrices in the layers */
     mx_qtype embd_type; /* of token_embd and output */
     bool is_tied;       /* no output matrix */
@@ -27,6 +33,8 @@ typedef struct mx_tiny_spec {
     uint64_t seed;
     const char *chat_template; /* NULL: a short ChatML one */
     const char *omit;          /* name of a key or tensor to leave out, or NULL */
+    const char *extra_key;     /* a u32 key to add, "*" for the architecture's name; or NULL */
+    uint32_t extra_value;
     const char *wide;          /* name of a tensor that gets one row too many, or NULL */
 } mx_tiny_spec;
 

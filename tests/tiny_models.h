@@ -34,6 +34,20 @@ static const tiny tinies[] = {
                .head_dim = 32, .n_ff = 96, .n_vocab = 270, .n_ctx = 512, .type = MX_Q5_0,
                .embd_type = MX_Q8_0, .is_tied = true, .has_qk_norm = true, .has_qkv_bias = true,
                .seed = 16}},
+    {"qwen3moe", {.arch = "qwen3moe", .n_layers = 2, .n_embd = 96, .n_heads = 4, .n_kv_heads = 2,
+                  .head_dim = 32, .n_ff = 160, .n_vocab = 270, .n_ctx = 512, .type = MX_Q4_1,
+                  .embd_type = MX_Q8_0, .has_qk_norm = true, .n_experts = 11, .n_experts_used = 3,
+                  .seed = 17}},
+    {"qwen3moe fused", {.arch = "qwen3moe", .n_layers = 2, .n_embd = 64, .n_heads = 4,
+                        .n_kv_heads = 4, .head_dim = 16, .n_ff = 40, .n_vocab = 262, .n_ctx = 512,
+                        .type = MX_F16, .embd_type = MX_F32, .is_tied = true, .has_qk_norm = true,
+                        .n_experts = 40, .n_experts_used = 8, .has_fused_gate_up = true,
+                        .seed = 18}},
+    /* A window much shorter than the texts of the tests; layer 2 of 4 is global. */
+    {"gemma3", {.arch = "gemma3", .n_layers = 4, .n_embd = 64, .n_heads = 4, .n_kv_heads = 1,
+                .head_dim = 32, .n_ff = 96, .n_vocab = 290, .n_ctx = 512, .type = MX_Q8_0,
+                .embd_type = MX_Q8_0, .is_tied = true, .has_qk_norm = true, .has_post_norms = true,
+                .window = 21, .window_pattern = 3, .seed = 19}},
 };
 
 #endif

@@ -74,6 +74,8 @@ static void fill_config(mx_model *m, const mx_gguf *g, const mx_file_stamp *stam
     c->n_kv_heads = bp->n_kv_heads;
     c->head_dim = bp->head_dim;
     c->n_ff = bp->n_ff;
+    c->n_experts = bp->n_experts;
+    c->n_experts_used = bp->n_experts_used;
     c->n_vocab = bp->n_vocab;
     c->n_ctx_train = bp->n_ctx_train;
     c->n_ctx = bp->n_ctx;
@@ -81,6 +83,18 @@ static void fill_config(mx_model *m, const mx_gguf *g, const mx_file_stamp *stam
     c->n_params = m->w.n_params;
     c->file_bytes = stamp->size;
     c->file_time_s = stamp->mtime_ns / 1000000000;
+}
+
+/* Kernels that came later have an id of their own: a model that does without them keeps its
+ * pages. */
+static mx_hash256 numerics_of(const mx_model *m)
+{
+    mx_hash256 ids[2] = {mx_kern_numerics_id(m->kern)};
+    if (!mx_needs_extras(&m->bp)) {
+        return ids[0];
+    }
+    ids[1] = mx_kern_extras_id(m->kern);
+    return mx_sha256_of(ids, sizeof ids);
 }
 
 static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *opt,
@@ -99,7 +113,7 @@ static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *o
     MX_TRY(load_fingerprint(m, g, opt->fingerprint_cache_dir, stamp, eb));
     MX_TRY(mx_weights_load(&m->w, &m->bp, g, m->pool, eb));
     MX_TRY(mx_state_create(m, eb));
-    m->numerics_id = mx_kern_numerics_id(m->kern);
+    m->numerics_id = numerics_of(m);
     fill_config(m, g, stamp);
     return MX_OK;
 }
@@ -229,6 +243,11 @@ mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
     put32(&at, 0); /* number of adapters */
     put32(&at, salt != NULL);
     put_bytes(&at, (salt != NULL ? salt : &none)->b, 32);
+    if (m->bp.local_period != 0) {
+        mx_hash256 local = hash_rope(&m->bp.rope_local);
+        put32(&at, m->bp.local_period);
+        put_bytes(&at, local.b, 32);
+    }
     return mx_sha256_of(bytes, (size_t)(at - bytes));
 }
 
@@ -262,4 +281,9 @@ const mx_kern *mx_model_kern(const mx_model *m)
 const mx_hash256 *mx_model_fingerprint(const mx_model *m)
 {
     return &m->fingerprint;
+}
+
+const mx_hash256 *mx_model_numerics_id(const mx_model *m)
+{
+    return &m->numerics_id;
 }

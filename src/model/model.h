@@ -34,6 +34,7 @@ typedef struct mx_model_config {
     char architecture[32];
     char name[128];
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
+    uint32_t n_experts, n_experts_used; /* 0 = no mixture; n_ff is one expert's */
     uint32_t n_ctx_train, n_ctx; /* the file's, and the one in force */
     float rms_eps;
     uint64_t n_params;
@@ -50,6 +51,7 @@ mx_str mx_model_chat_template(const mx_model *m); /* empty when the file has non
 const mx_kv_shape *mx_model_kv_shape(const mx_model *m);
 const mx_kern *mx_model_kern(const mx_model *m);
 const mx_hash256 *mx_model_fingerprint(const mx_model *m); /* tree hash of every byte of the file */
+const mx_hash256 *mx_model_numerics_id(const mx_model *m); /* docs/numerics.md section 11 */
 /* The root of all page identities: everything that changes the numbers for the same tokens. salt:
  * isolation salt of an API key, or NULL. */
 mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt);

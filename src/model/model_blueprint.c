@@ -13,6 +13,9 @@ static const mx_arch known[] = {
     {.name = "llama", .pairing = MX_ROPE_NORM, .has_window = true},
     {.name = "qwen2", .pairing = MX_ROPE_NEOX},
     {.name = "qwen3", .pairing = MX_ROPE_NEOX, .has_qk_norm = true},
+    {.name = "qwen3moe", .pairing = MX_ROPE_NEOX, .has_qk_norm = true, .has_experts = true},
+    {.name = "gemma3", .pairing = MX_ROPE_NEOX, .has_qk_norm = true, .has_window = true,
+     .has_local_layers = true, .has_post_norms = true, .has_gelu = true, .has_scaled_embd = true},
 };
 
 /* Upper limits: far above any model, low enough that products of two of them fit 64 bits. */
@@ -23,6 +26,7 @@ enum {
     MAX_HEAD_DIM = 1024,
     MAX_FF = 1 << 24,
     MAX_CTX = 1 << 26,
+    MAX_EXPERTS = 1024,
 };
 
 typedef struct reader {
@@ -118,14 +122,17 @@ static mx_err find_arch(const mx_gguf *g, const mx_arch **out, mx_errbuf *eb)
                    (int)mx_min_size(name.len, 64), name.ptr, list);
 }
 
-static mx_err refuse_foreign_keys(reader *r)
+static mx_err refuse_foreign_keys(reader *r, bool has_experts)
 {
     static const char *const suffixes[] = {
-        "expert_count",          "attn_logit_softcapping", "final_logit_softcapping",
+        "attn_logit_softcapping", "final_logit_softcapping",
         "logit_scale",           "residual_scale",         "embedding_scale",
         "attention.clamp_kqv",   "attention.max_alibi_bias", "attention.logit_softcapping",
+        "expert_shared_count",   "expert_shared_feed_forward_length", "expert_group_count",
+        "leading_dense_block_count", "expert_count",
     };
-    for (size_t i = 0; i < MX_COUNT(suffixes); i++) {
+    /* The last one only where the architecture knows no experts. */
+    for (size_t i = 0; i < MX_COUNT(suffixes) - (has_experts ? 1 : 0); i++) {
         double v;
         if (!mx_gguf_has(r->g, full_key(r, suffixes[i]))) {
             continue;
@@ -195,7 +202,10 @@ static mx_err read_rope(reader *r, mx_blueprint *bp)
                        full_key(r, "rope.dimension_count"), p->n_rot, bp->head_dim);
     }
     MX_TRY(want_f64(r, "rope.freq_base", 1.0, 1e12, 10000.0, &p->freq_base));
-    return read_rope_scaling(r, p);
+    MX_TRY(read_rope_scaling(r, p));
+    bp->rope_local = (mx_rope_params){.pairing = p->pairing, .n_rot = p->n_rot, .scale_factor = 1};
+    return want_f64(r, "rope.freq_base_swa", 1.0, 1e12, MX_LOCAL_FREQ_BASE,
+                    &bp->rope_local.freq_base);
 }
 
 typedef struct copy_job {
@@ -273,22 +283,87 @@ static mx_err read_heads(reader *r, mx_blueprint *bp)
     return MX_OK;
 }
 
+/* A number or a truth value that the code takes for granted: absent, or as the formula has it. */
+static mx_err refuse_unless(reader *r, const char *suffix, double expected)
+{
+    double v = expected;
+    uint64_t n;
+    bool b;
+    if (!mx_gguf_has(r->g, full_key(r, suffix))) {
+        return MX_OK;
+    }
+    if (mx_gguf_get_bool(r->g, r->key, &b, NULL) == MX_OK) {
+        v = b ? 1.0 : 0.0;
+    } else if (mx_gguf_get_u64(r->g, r->key, &n, NULL) == MX_OK) {
+        v = (double)n;
+    } else {
+        MX_TRY(mx_gguf_get_f64(r->g, r->key, &v, r->eb));
+    }
+    return v == expected ? MX_OK
+                         : mx_fail(r->eb, MX_E_UNSUPPORTED, "%s is %g: only %g is supported",
+                                   r->key, v, expected);
+}
+
+static mx_err read_ffn(reader *r, mx_blueprint *bp)
+{
+    if (!bp->arch->has_experts) {
+        return want_uniform_u32(r, "feed_forward_length", MAX_FF, 0, &bp->n_ff);
+    }
+    MX_TRY(need_u32(r, "expert_count", MAX_EXPERTS, &bp->n_experts));
+    MX_TRY(need_u32(r, "expert_used_count", MAX_EXPERTS, &bp->n_experts_used));
+    MX_TRY(need_u32(r, "expert_feed_forward_length", MAX_FF, &bp->n_ff));
+    if (bp->n_experts_used > bp->n_experts) {
+        return mx_fail(r->eb, MX_E_FORMAT, "%u experts per token, but there are only %u",
+                       bp->n_experts_used, bp->n_experts);
+    }
+    MX_TRY(refuse_unless(r, "expert_gating_func", 1.0)); /* softmax */
+    MX_TRY(refuse_unless(r, "expert_weights_norm", 1.0));
+    return refuse_unless(r, "expert_weights_scale", 1.0);
+}
+
+static mx_err read_window(reader *r, mx_blueprint *bp)
+{
+    uint64_t window = 0;
+    if (bp->arch->has_local_layers) {
+        MX_TRY(need_u32(r, "attention.sliding_window", MAX_CTX, &bp->window));
+        return want_u32(r, "attention.sliding_window_pattern", MAX_LAYERS, MX_LOCAL_PERIOD,
+                        &bp->local_period);
+    }
+    if (bp->arch->has_window && mx_gguf_has(r->g, full_key(r, "attention.sliding_window"))) {
+        MX_TRY(mx_gguf_get_u64(r->g, r->key, &window, r->eb));
+    }
+    bp->window = window < bp->n_ctx ? (uint32_t)window : 0;
+    return MX_OK;
+}
+
+static mx_err read_scales(reader *r, mx_blueprint *bp)
+{
+    double scale, width = (double)bp->head_dim;
+    if (bp->arch->has_local_layers && bp->n_layers == 62) {
+        /* The 27B model was trained with another scale, and its files do not say so. */
+        width = (double)bp->n_embd / (double)bp->n_heads;
+    }
+    MX_TRY(want_f64(r, "attention.scale", 0.0, 1e3, 0.0, &scale));
+    bp->attn_scale = (float)(scale != 0.0 ? scale : 1.0 / sqrt(width));
+    bp->embd_scale = bp->arch->has_scaled_embd ? (float)sqrt((double)bp->n_embd) : 1.0f;
+    return MX_OK;
+}
+
 mx_err mx_blueprint_read(mx_blueprint *bp, const mx_gguf *g, uint32_t n_ctx, mx_errbuf *eb)
 {
-    double eps, scale;
+    double eps;
     *bp = (mx_blueprint){0};
     MX_TRY(find_arch(g, &bp->arch, eb));
     reader r = {.g = g, .arch = bp->arch->name, .eb = eb};
-    MX_TRY(refuse_foreign_keys(&r));
+    MX_TRY(refuse_foreign_keys(&r, bp->arch->has_experts));
     MX_TRY(need_u32(&r, "block_count", MAX_LAYERS, &bp->n_layers));
     MX_TRY(need_u32(&r, "embedding_length", MAX_WIDTH, &bp->n_embd));
-    MX_TRY(want_uniform_u32(&r, "feed_forward_length", MAX_FF, 0, &bp->n_ff));
+    MX_TRY(read_ffn(&r, bp));
     MX_TRY(need_u32(&r, "context_length", MAX_CTX, &bp->n_ctx_train));
     MX_TRY(read_heads(&r, bp));
     MX_TRY(want_f64(&r, "attention.layer_norm_rms_epsilon", 0.0, 1.0, 1e-5, &eps));
     bp->rms_eps = (float)eps;
-    MX_TRY(want_f64(&r, "attention.scale", 0.0, 1e3, 0.0, &scale));
-    bp->attn_scale = (float)(scale != 0.0 ? scale : 1.0 / sqrt((double)bp->head_dim));
+    MX_TRY(read_scales(&r, bp));
     MX_TRY(read_rope(&r, bp));
     MX_TRY(read_rope_factors(&r, bp));
     bp->n_ctx = n_ctx != 0 ? n_ctx : bp->n_ctx_train;
@@ -296,12 +371,7 @@ mx_err mx_blueprint_read(mx_blueprint *bp, const mx_gguf *g, uint32_t n_ctx, mx_
         return mx_fail(eb, MX_E_INVALID, "a context of %u tokens was asked for, but the model was "
                        "trained for %u", bp->n_ctx, bp->n_ctx_train);
     }
-    uint64_t window = 0;
-    if (bp->arch->has_window && mx_gguf_has(g, full_key(&r, "attention.sliding_window"))) {
-        MX_TRY(mx_gguf_get_u64(g, r.key, &window, eb));
-    }
-    bp->window = window < bp->n_ctx ? (uint32_t)window : 0;
-    return MX_OK;
+    return read_window(&r, bp);
 }
 
 void mx_blueprint_free(mx_blueprint *bp)

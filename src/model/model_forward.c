@@ -13,41 +13,17 @@
  *     x = token_embd[token]                                        [rows][n_embd]
  *     each layer:  qkv = Wqkv norm(x);  rotate q, k;  store k, v into the pages
  *                  x += Wo attention(q, pages)
- *                  x += Wdown (silu(Wgate norm(x)) * Wup norm(x))
+ *                  x += Wdown (silu(Wgate norm(x)) * Wup norm(x)), or a mixture (model_moe.c)
  *     hidden = norm(x)
  */
 #include "base/mem.h"
-#include "model/model_internal.h"
+#include "model/model_pass.h"
 
 #include <assert.h>
 
 /* ---- running a stage ------------------------------------------------------------------------- */
 
-typedef struct pass {
-    mx_model *m;
-    const mx_batch *batch;
-    bool is_cancelled; /* atomic access */
-
-    /* The stage that runs now. */
-    void (*item)(struct pass *p, unsigned worker, size_t begin, size_t end);
-    mx_pool_cursor cursor;
-    size_t n_items, chunk;
-
-    /* What the stages are told. */
-    uint32_t layer;
-    const float *norm;                 /* weights of the norm stage */
-    bool adds_h;                       /* the norm stage adds h to x first */
-    const mx_act *act;                 /* matmul stage: input */
-    struct {
-        const mx_wmat *w;
-        float *y;
-        size_t ldy;
-    } jobs[3];
-    uint32_t n_jobs, n_act_rows;
-    bool is_not_finite;                /* logits stage: found something; atomic access */
-} pass;
-
-static bool poll_cancel(pass *p)
+static bool poll_cancel(mx_pass *p)
 {
     if (p->batch != NULL && p->batch->is_cancelled != NULL && !p->is_cancelled &&
         p->batch->is_cancelled(p->batch->cancel_arg))
@@ -59,7 +35,7 @@ static bool poll_cancel(pass *p)
 
 static void stage_worker(void *arg, unsigned worker)
 {
-    pass *p = arg;
+    mx_pass *p = arg;
     size_t begin, end;
     mx_mem_forbid(true);
     while (!__atomic_load_n(&p->is_cancelled, __ATOMIC_RELAXED) &&
@@ -73,9 +49,7 @@ static void stage_worker(void *arg, unsigned worker)
     mx_mem_forbid(false);
 }
 
-/* Runs item over [0, n) in runs of `chunk`. False when the pass was cancelled. */
-static bool run_stage(pass *p, size_t n, size_t chunk,
-                      void (*item)(pass *p, unsigned worker, size_t begin, size_t end))
+bool mx_pass_stage(mx_pass *p, size_t n, size_t chunk, mx_pass_item *item)
 {
     if (poll_cancel(p)) {
         return false;
@@ -95,38 +69,55 @@ static bool run_stage(pass *p, size_t n, size_t chunk,
 /* Rows are cheap items: four at a time, so that a few rows do not wake the pool. */
 enum { ROWS_PER_TURN = 4 };
 
-static bool run_rows(pass *p, void (*item)(pass *p, unsigned worker, size_t begin, size_t end))
+bool mx_pass_rows(mx_pass *p, mx_pass_item *item)
 {
-    return run_stage(p, p->m->s.n_rows, ROWS_PER_TURN, item);
+    return mx_pass_stage(p, p->m->s.n_rows, ROWS_PER_TURN, item);
 }
 
-/* Quantises row r of `a` from x. A row that is not finite is marked and goes on as zeros: it must
- * not disturb the rows beside it, and zeros stay finite to the end. */
-static void quantize_row(pass *p, mx_act *a, float *x, uint32_t r)
+void mx_pass_quantize(mx_pass *p, mx_act *a, float *x, uint32_t act_row, uint32_t row)
 {
     const mx_kern *k = p->m->kern;
-    if (!k->act_quantize(a, x, a->n_cols, r, r + 1)) {
-        p->m->s.rows[r].is_bad = true;
+    if (!k->act_quantize(a, x, a->n_cols, act_row, act_row + 1)) {
+        mx_pass_spoil(p, row);
         memset(x, 0, a->n_cols * sizeof *x);
-        memset(p->m->s.x + (size_t)r * p->m->bp.n_embd, 0, p->m->bp.n_embd * sizeof *x);
-        (void)k->act_quantize(a, x, a->n_cols, r, r + 1);
+        (void)k->act_quantize(a, x, a->n_cols, act_row, act_row + 1);
     }
+}
+
+void mx_pass_spoil(mx_pass *p, uint32_t row)
+{
+    p->m->s.rows[row].is_bad = true;
+    memset(p->m->s.x + (size_t)row * p->m->bp.n_embd, 0, p->m->bp.n_embd * sizeof *p->m->s.x);
 }
 
 /* ---- stages ---------------------------------------------------------------------------------- */
 
-static void embed_rows(pass *p, unsigned worker, size_t begin, size_t end)
+static void embed_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     (void)worker;
     mx_model *m = p->m;
     for (size_t r = begin; r < end; r++) {
         uint32_t token = (uint32_t)p->batch->rows[m->s.rows[r].batch_row].token;
-        m->kern->wmat_row(&m->w.token_embd, token, m->s.x + r * m->bp.n_embd);
+        float *x = m->s.x + r * m->bp.n_embd;
+        m->kern->wmat_row(&m->w.token_embd, token, x);
+        if (m->bp.embd_scale != 1.0f) {
+            m->kern->scale(x, m->bp.embd_scale, m->bp.n_embd);
+        }
     }
 }
 
+/* x += h, or norm(h) where the architecture has it so */
+static void add_output(const mx_pass *p, float *x, float *h)
+{
+    const mx_model *m = p->m;
+    if (p->post_norm != NULL) {
+        m->kern->rmsnorm(h, h, p->post_norm, m->bp.n_embd, m->bp.rms_eps);
+    }
+    m->kern->add(x, h, m->bp.n_embd);
+}
+
 /* [x += h]; act_embd = norm(x) */
-static void norm_rows(pass *p, unsigned worker, size_t begin, size_t end)
+static void norm_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     (void)worker;
     mx_model *m = p->m;
@@ -134,54 +125,58 @@ static void norm_rows(pass *p, unsigned worker, size_t begin, size_t end)
     for (size_t r = begin; r < end; r++) {
         float *x = m->s.x + r * n, *h = m->s.h + r * n;
         if (p->adds_h) {
-            m->kern->add(x, h, n);
+            add_output(p, x, h);
         }
         m->kern->rmsnorm(h, x, p->norm, n, m->bp.rms_eps);
-        quantize_row(p, &m->s.act_embd, h, (uint32_t)r);
+        mx_pass_quantize(p, &m->s.act_embd, h, (uint32_t)r, (uint32_t)r);
     }
 }
 
-/* y = W act for all matrices of the stage; an item is a panel of 16 outputs of one of them. */
-static void matmul_panels(pass *p, unsigned worker, size_t begin, size_t end)
+/* y = W act for all jobs of the stage; an item is a panel of 16 outputs of one of them. */
+static void matmul_panels(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     size_t first = 0; /* number of the job's first panel among all */
     for (uint32_t j = 0; j < p->n_jobs && first < end; j++) {
-        const mx_wmat *w = p->jobs[j].w;
-        size_t from = mx_max_size(begin, first), to = mx_min_size(end, first + w->n_panels);
+        const mx_matmul_job *job = &p->m->s.jobs[j];
+        const size_t n_panels = job->w->n_panels;
+        size_t from = mx_max_size(begin, first), to = mx_min_size(end, first + n_panels);
         if (from < to) {
-            p->m->kern->matmul(w, p->act, p->n_act_rows, p->jobs[j].y, p->jobs[j].ldy,
+            p->m->kern->matmul(job->w, &job->act, job->n_rows, job->y, job->ldy,
                                (uint32_t)(from - first), (uint32_t)(to - first),
                                p->m->s.workers[worker].matmul);
         }
-        first += w->n_panels;
+        first += n_panels;
     }
 }
 
-static void add_job(pass *p, const mx_wmat *w, float *y, size_t ldy)
+void mx_pass_job(mx_pass *p, const mx_wmat *w, const mx_act *act, uint32_t n_rows, float *y,
+                 size_t ldy)
 {
-    p->jobs[p->n_jobs].w = w;
-    p->jobs[p->n_jobs].y = y;
-    p->jobs[p->n_jobs++].ldy = ldy;
+    p->m->s.jobs[p->n_jobs++] =
+        (mx_matmul_job){.w = w, .act = *act, .n_rows = n_rows, .y = y, .ldy = ldy};
 }
 
-/* Runs the jobs that were added. About 16 turns per worker: a worker that loses its core to another
- * process holds up the stage for a sixteenth of it. */
-static bool run_matmul(pass *p, const mx_act *act, uint32_t n_rows)
+/* About 16 turns per worker: a worker that loses its core to another process holds up the stage
+ * for a sixteenth of it. */
+static bool run_jobs(mx_pass *p, mx_pass_item *item)
 {
     size_t n_panels = 0;
     for (uint32_t j = 0; j < p->n_jobs; j++) {
-        n_panels += p->jobs[j].w->n_panels;
+        n_panels += p->m->s.jobs[j].w->n_panels;
     }
     size_t chunk = n_panels / (16 * (size_t)mx_pool_size(p->m->pool));
-    p->act = act;
-    p->n_act_rows = n_rows;
-    bool ok = run_stage(p, n_panels, mx_max_size(chunk, 1), matmul_panels);
+    bool ok = mx_pass_stage(p, n_panels, mx_max_size(chunk, 1), item);
     p->n_jobs = 0;
     return ok;
 }
 
+bool mx_pass_matmul(mx_pass *p)
+{
+    return run_jobs(p, matmul_panels);
+}
+
 /* Bias, norms of the heads, rotation, and k and v into the page. */
-static void store_rows(pass *p, unsigned worker, size_t begin, size_t end)
+static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     (void)worker;
     mx_model *m = p->m;
@@ -190,6 +185,8 @@ static void store_rows(pass *p, unsigned worker, size_t begin, size_t end)
     const mx_layer *l = &m->w.layers[p->layer];
     const uint32_t d = bp->head_dim, q_width = mx_q_width(bp), kv_width = mx_kv_width(bp);
     const uint32_t width = q_width + 2 * kv_width;
+    /* What differs from rope in rope_local is in the table alone. */
+    const float *table = mx_layer_is_local(bp, p->layer) ? m->s.rope_local : m->s.rope;
     for (size_t r = begin; r < end; r++) {
         mx_row *row = &m->s.rows[r];
         float *q = m->s.qkv + r * width, *k = q + q_width, *v = k + kv_width;
@@ -202,7 +199,7 @@ static void store_rows(pass *p, unsigned worker, size_t begin, size_t end)
         for (uint32_t h = 0; l->k_norm != NULL && h < bp->n_kv_heads; h++) {
             kern->rmsnorm(k + h * d, k + h * d, l->k_norm, d, bp->rms_eps);
         }
-        const float *cos_sin = m->s.rope + (size_t)row->pos * bp->rope.n_rot;
+        const float *cos_sin = table + (size_t)row->pos * bp->rope.n_rot;
         kern->rope(q, bp->n_heads, d, &bp->rope, cos_sin);
         kern->rope(k, bp->n_kv_heads, d, &bp->rope, cos_sin);
         for (uint32_t h = 0; h < bp->n_kv_heads; h++) {
@@ -218,13 +215,14 @@ static void store_rows(pass *p, unsigned worker, size_t begin, size_t end)
 }
 
 /* One key-value head for one group of rows: all query heads that share it, for all rows. */
-static void attend(pass *p, unsigned worker, size_t begin, size_t end)
+static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     mx_model *m = p->m;
     const mx_blueprint *bp = &m->bp;
     mx_worker_scratch *ws = &m->s.workers[worker];
     const uint32_t d = bp->head_dim, n_shared = bp->n_heads / bp->n_kv_heads;
     const uint32_t width = mx_q_width(bp) + 2 * mx_kv_width(bp);
+    const uint32_t window = mx_layer_window(bp, p->layer);
     const float *q[MX_ATTN_QUERIES];
     float *out[MX_ATTN_QUERIES];
     uint32_t n_valid[MX_ATTN_QUERIES], first_valid[MX_ATTN_QUERIES];
@@ -240,7 +238,7 @@ static void attend(pass *p, unsigned worker, size_t begin, size_t end)
                 q[n] = m->s.qkv + r * width + h * d;
                 out[n] = m->s.attn + r * mx_q_width(bp) + h * d;
                 n_valid[n] = pos + 1;
-                first_valid[n] = bp->window != 0 && pos >= bp->window ? pos + 1 - bp->window : 0;
+                first_valid[n] = window != 0 && pos >= window ? pos + 1 - window : 0;
             }
         }
         const mx_seq *seq = m->s.rows[g->first_row].seq;
@@ -257,7 +255,7 @@ static void attend(pass *p, unsigned worker, size_t begin, size_t end)
             .q = q,
             .out = out,
             .n_valid = n_valid,
-            .first_valid = bp->window != 0 ? first_valid : NULL,
+            .first_valid = window != 0 ? first_valid : NULL,
             .k_tiles = ws->k_tiles,
             .v_tiles = ws->v_tiles,
             .scale = bp->attn_scale,
@@ -266,30 +264,38 @@ static void attend(pass *p, unsigned worker, size_t begin, size_t end)
     }
 }
 
-static void quantize_attn_rows(pass *p, unsigned worker, size_t begin, size_t end)
+static void quantize_attn_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     (void)worker;
     mx_model *m = p->m;
     for (size_t r = begin; r < end; r++) {
-        quantize_row(p, &m->s.act_attn, m->s.attn + r * mx_q_width(&m->bp), (uint32_t)r);
+        mx_pass_quantize(p, &m->s.act_attn, m->s.attn + r * mx_q_width(&m->bp), (uint32_t)r,
+                         (uint32_t)r);
     }
 }
 
-/* act_ff = silu(gate) * up */
-static void gate_rows(pass *p, unsigned worker, size_t begin, size_t end)
+void mx_pass_gate(mx_pass *p, float *gate_up, uint32_t act_row, uint32_t row)
 {
-    (void)worker;
     mx_model *m = p->m;
     const uint32_t n = m->bp.n_ff;
+    if (m->bp.arch->has_gelu) {
+        m->kern->gelu_mul(gate_up, gate_up, gate_up + n, n);
+    } else {
+        m->kern->silu_mul(gate_up, gate_up, gate_up + n, n);
+    }
+    mx_pass_quantize(p, &m->s.act_ff, gate_up, act_row, row);
+}
+
+static void gate_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
+{
+    (void)worker;
     for (size_t r = begin; r < end; r++) {
-        float *gate = m->s.gate_up + r * 2 * n, *up = gate + n;
-        m->kern->silu_mul(gate, gate, up, n);
-        quantize_row(p, &m->s.act_ff, gate, (uint32_t)r);
+        mx_pass_gate(p, p->m->s.gate_up + r * 2 * p->m->bp.n_ff, (uint32_t)r, (uint32_t)r);
     }
 }
 
 /* hidden = norm(x + h) */
-static void finish_rows(pass *p, unsigned worker, size_t begin, size_t end)
+static void finish_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     (void)worker;
     mx_model *m = p->m;
@@ -297,7 +303,7 @@ static void finish_rows(pass *p, unsigned worker, size_t begin, size_t end)
     for (size_t r = begin; r < end; r++) {
         mx_row *row = &m->s.rows[r];
         float *x = m->s.x + r * n, *hidden = p->batch->hidden + (size_t)row->hidden_to * n;
-        m->kern->add(x, m->s.h + r * n, n);
+        add_output(p, x, m->s.h + r * n);
         m->kern->rmsnorm(hidden, x, m->w.output_norm, n, m->bp.rms_eps);
         if (!m->kern->all_finite(hidden, n)) {
             row->is_bad = true;
@@ -377,7 +383,7 @@ static void report_bad_rows(const mx_state *s, const mx_batch *b)
 
 /* The last layer's keys and values are stored: from here on only rows whose result somebody wants
  * are worth computing. */
-static void keep_wanted_rows(pass *p)
+static void keep_wanted_rows(mx_pass *p)
 {
     mx_state *s = &p->m->s;
     const mx_blueprint *bp = &p->m->bp;
@@ -401,24 +407,38 @@ static void keep_wanted_rows(pass *p)
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
+/* h = Wdown (gate * up). False when cancelled. */
+static bool forward_ffn(mx_pass *p, const mx_layer *l)
+{
+    mx_state *s = &p->m->s;
+    const size_t n_ff = p->m->bp.n_ff;
+    mx_pass_job(p, &l->gate, &s->act_embd, s->n_rows, s->gate_up, 2 * n_ff);
+    mx_pass_job(p, &l->up, &s->act_embd, s->n_rows, s->gate_up + n_ff, 2 * n_ff);
+    if (!mx_pass_matmul(p) || !mx_pass_rows(p, gate_rows)) {
+        return false;
+    }
+    mx_pass_job(p, &l->down, &s->act_ff, s->n_rows, s->h, p->m->bp.n_embd);
+    return mx_pass_matmul(p);
+}
+
 /* False when cancelled. */
-static bool forward_layer(pass *p, const mx_layer *l, bool is_last)
+static bool forward_layer(mx_pass *p, const mx_layer *l, bool is_last)
 {
     mx_state *s = &p->m->s;
     const mx_blueprint *bp = &p->m->bp;
     const size_t q_width = mx_q_width(bp), kv_width = mx_kv_width(bp);
-    const size_t width = q_width + 2 * kv_width, n_ff = bp->n_ff;
+    const size_t width = q_width + 2 * kv_width;
 
     p->norm = l->attn_norm;
-    if (!run_rows(p, norm_rows)) {
+    if (!mx_pass_rows(p, norm_rows)) {
         return false;
     }
-    add_job(p, &l->qkv[0], s->qkv, width);
+    mx_pass_job(p, &l->qkv[0], &s->act_embd, s->n_rows, s->qkv, width);
     if (l->n_qkv == 3) {
-        add_job(p, &l->qkv[1], s->qkv + q_width, width);
-        add_job(p, &l->qkv[2], s->qkv + q_width + kv_width, width);
+        mx_pass_job(p, &l->qkv[1], &s->act_embd, s->n_rows, s->qkv + q_width, width);
+        mx_pass_job(p, &l->qkv[2], &s->act_embd, s->n_rows, s->qkv + q_width + kv_width, width);
     }
-    if (!run_matmul(p, &s->act_embd, s->n_rows) || !run_rows(p, store_rows)) {
+    if (!mx_pass_matmul(p) || !mx_pass_rows(p, store_rows)) {
         return false;
     }
     if (is_last) {
@@ -428,35 +448,31 @@ static bool forward_layer(pass *p, const mx_layer *l, bool is_last)
         }
     }
     group_rows(s, bp);
-    if (!run_stage(p, (size_t)s->n_groups * bp->n_kv_heads, 1, attend) ||
-        !run_rows(p, quantize_attn_rows))
+    if (!mx_pass_stage(p, (size_t)s->n_groups * bp->n_kv_heads, 1, attend) ||
+        !mx_pass_rows(p, quantize_attn_rows))
     {
         return false;
     }
-    add_job(p, &l->attn_out, s->h, bp->n_embd);
-    if (!run_matmul(p, &s->act_attn, s->n_rows)) {
+    mx_pass_job(p, &l->attn_out, &s->act_attn, s->n_rows, s->h, bp->n_embd);
+    if (!mx_pass_matmul(p)) {
         return false;
     }
     p->norm = l->ffn_norm;
     p->adds_h = true;
-    if (!run_rows(p, norm_rows)) {
+    p->post_norm = l->attn_post_norm;
+    if (!mx_pass_rows(p, norm_rows)) {
         return false;
     }
-    add_job(p, &l->gate, s->gate_up, 2 * n_ff);
-    add_job(p, &l->up, s->gate_up + n_ff, 2 * n_ff);
-    if (!run_matmul(p, &s->act_embd, s->n_rows) || !run_rows(p, gate_rows)) {
-        return false;
-    }
-    add_job(p, &l->down, s->h, bp->n_embd);
-    return run_matmul(p, &s->act_ff, s->n_rows);
+    p->post_norm = l->ffn_post_norm; /* for whoever adds h next */
+    return bp->n_experts != 0 ? mx_moe_forward(p, l) : forward_ffn(p, l);
 }
 
 /* False when cancelled. */
-static bool forward_rows(pass *p)
+static bool forward_rows(mx_pass *p)
 {
     mx_model *m = p->m;
     begin_rows(&m->s, p->batch);
-    if (!run_rows(p, embed_rows)) {
+    if (!mx_pass_rows(p, embed_rows)) {
         return false;
     }
     for (p->layer = 0; p->layer < m->bp.n_layers; p->layer++) {
@@ -464,7 +480,7 @@ static bool forward_rows(pass *p)
             return false;
         }
     }
-    if (m->s.n_rows > 0 && !run_rows(p, finish_rows)) {
+    if (m->s.n_rows > 0 && !mx_pass_rows(p, finish_rows)) {
         return false;
     }
     report_bad_rows(&m->s, p->batch);
@@ -474,7 +490,7 @@ static bool forward_rows(pass *p)
 mx_err mx_model_forward(mx_model *m, const mx_batch *b, uint32_t *bad_row, mx_errbuf *eb)
 {
     MX_TRY(check_batch(m, b, eb));
-    pass p = {.m = m, .batch = b};
+    mx_pass p = {.m = m, .batch = b};
     mx_kern_thread_init(); /* whatever this thread did before */
     if (!forward_rows(&p)) {
         return mx_fail(eb, MX_E_CANCELLED, "the forward pass was cancelled");
@@ -499,13 +515,13 @@ mx_err mx_model_forward(mx_model *m, const mx_batch *b, uint32_t *bad_row, mx_er
 
 /* ---- LM head --------------------------------------------------------------------------------- */
 
-static void logits_panels(pass *p, unsigned worker, size_t begin, size_t end)
+static void logits_panels(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
-    const uint32_t n_vocab = p->jobs[0].w->n_rows;
+    const mx_matmul_job *job = &p->m->s.jobs[0];
     matmul_panels(p, worker, begin, end);
-    size_t from = begin * MX_PANEL_ROWS, to = mx_min_size(end * MX_PANEL_ROWS, n_vocab);
-    for (uint32_t r = 0; r < p->n_act_rows; r++) {
-        if (!p->m->kern->all_finite(p->jobs[0].y + r * p->jobs[0].ldy + from, to - from)) {
+    size_t from = begin * MX_PANEL_ROWS, to = mx_min_size(end * MX_PANEL_ROWS, job->w->n_rows);
+    for (uint32_t r = 0; r < job->n_rows; r++) {
+        if (!p->m->kern->all_finite(job->y + r * job->ldy + from, to - from)) {
             __atomic_store_n(&p->is_not_finite, true, __ATOMIC_RELAXED);
         }
     }
@@ -517,16 +533,12 @@ bool mx_model_logits(mx_model *m, const float *hidden, uint32_t n, float *logits
     if (n == 0) {
         return true;
     }
-    pass p = {.m = m};
+    mx_pass p = {.m = m};
     mx_kern_thread_init();
     if (!m->kern->act_quantize(&m->s.act_embd, hidden, m->bp.n_embd, 0, n)) {
         return false;
     }
-    add_job(&p, &m->w.output, logits, m->bp.n_vocab);
-    p.act = &m->s.act_embd;
-    p.n_act_rows = n;
-    size_t n_panels = m->w.output.n_panels;
-    size_t chunk = n_panels / (16 * (size_t)mx_pool_size(m->pool));
-    (void)run_stage(&p, n_panels, mx_max_size(chunk, 1), logits_panels);
+    mx_pass_job(&p, &m->w.output, &m->s.act_embd, n, logits, m->bp.n_vocab);
+    (void)run_jobs(&p, logits_panels);
     return !p.is_not_finite;
 }

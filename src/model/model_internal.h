@@ -19,8 +19,17 @@ typedef struct mx_arch {
     const char *name;
     mx_rope_pairing pairing;
     bool has_qk_norm; /* every head of q and k is normalised before the rotation */
-    bool has_window;  /* attention.sliding_window counts, for all layers */
+    bool has_window;  /* attention.sliding_window counts, if there is one, for all layers */
+    bool has_local_layers; /* it counts for all but every so manieth, which turn otherwise, too */
+    bool has_post_norms;   /* the outputs of attention and FFN are normalised */
+    bool has_gelu;         /* the FFN's gate is a GELU; else SiLU */
+    bool has_scaled_embd;  /* the embedding is multiplied by the root of its width */
+    bool has_experts;      /* the FFN of every layer is a mixture of experts */
 } mx_arch;
+
+/* The period of global layers where the file does not say it, and the base of local rotation. */
+#define MX_LOCAL_PERIOD 6
+#define MX_LOCAL_FREQ_BASE 10000.0
 
 typedef struct mx_blueprint {
     const mx_arch *arch;
@@ -29,14 +38,19 @@ typedef struct mx_blueprint {
     uint32_t n_heads;    /* query heads */
     uint32_t n_kv_heads; /* divides n_heads */
     uint32_t head_dim;
-    uint32_t n_ff;
+    uint32_t n_ff;       /* of one expert in a mixture */
+    uint32_t n_experts;  /* 0 = the FFN is no mixture */
+    uint32_t n_experts_used; /* per token */
     uint32_t n_vocab;
     uint32_t n_ctx_train;
     uint32_t n_ctx;
     uint32_t window; /* a token sees so many tokens up to itself; 0 = all */
+    uint32_t local_period; /* every so manieth layer is global; 0 = all layers are alike */
     float rms_eps;
     float attn_scale;
+    float embd_scale;    /* 1 = none */
     mx_rope_params rope; /* factors points to rope_factors or is NULL */
+    mx_rope_params rope_local; /* of the layers that are not global; n_rot is the same */
     float *rope_factors; /* [n_rot / 2], owned */
 } mx_blueprint;
 
@@ -48,6 +62,30 @@ MX_INLINE uint32_t mx_q_width(const mx_blueprint *bp)
 MX_INLINE uint32_t mx_kv_width(const mx_blueprint *bp)
 {
     return bp->n_kv_heads * bp->head_dim;
+}
+
+/* Whether a layer sees the window only and is rotated by rope_local; false when all are alike. */
+MX_INLINE bool mx_layer_is_local(const mx_blueprint *bp, uint32_t layer)
+{
+    return bp->local_period != 0 && (layer + 1) % bp->local_period != 0;
+}
+
+/* The window of a layer, 0 = none. */
+MX_INLINE uint32_t mx_layer_window(const mx_blueprint *bp, uint32_t layer)
+{
+    return bp->local_period == 0 || mx_layer_is_local(bp, layer) ? bp->window : 0;
+}
+
+/* How many experts each row visits; a plain FFN counts as one. */
+MX_INLINE uint32_t mx_n_visits(const mx_blueprint *bp)
+{
+    return bp->n_experts != 0 ? bp->n_experts_used : 1;
+}
+
+/* Whether the model needs the kernels of docs/numerics.md section 13. */
+MX_INLINE bool mx_needs_extras(const mx_blueprint *bp)
+{
+    return bp->n_experts != 0 || bp->arch->has_gelu || bp->arch->has_scaled_embd;
 }
 
 /* Reads and checks every key of the architecture. n_ctx 0 = the file's. */
@@ -64,9 +102,15 @@ typedef struct mx_layer {
     float *q_norm;     /* [head_dim] or NULL */
     float *k_norm;     /* [head_dim] or NULL */
     mx_wmat attn_out;  /* [n_embd][q_width] */
+    float *attn_post_norm; /* [n_embd] or NULL */
     float *ffn_norm;   /* [n_embd] */
-    mx_wmat gate, up;  /* [n_ff][n_embd] */
+    float *ffn_post_norm;  /* [n_embd] or NULL */
+    mx_wmat gate, up;  /* [n_ff][n_embd]; unused in a mixture */
     mx_wmat down;      /* [n_embd][n_ff] */
+    mx_wmat router;    /* [n_experts][n_embd] */
+    mx_wmat *gates;    /* [n_experts] of [n_ff][n_embd], or [2 n_ff][n_embd]: gate, then up */
+    mx_wmat *ups;      /* [n_experts], or NULL when they are in gates */
+    mx_wmat *downs;    /* [n_experts] */
 } mx_layer;
 
 typedef struct mx_weights {
@@ -74,6 +118,7 @@ typedef struct mx_weights {
     mx_wmat output;     /* [n_vocab][n_embd]; a copy of the struct token_embd when tied */
     float *output_norm; /* [n_embd] */
     mx_layer *layers;   /* [n_layers] */
+    mx_wmat *experts;   /* what gates, ups and downs of all layers point to */
     uint8_t *arena;     /* all of the above point into it */
     uint64_t n_params;
 } mx_weights;
@@ -104,6 +149,27 @@ typedef struct mx_row_group {
  * many times while it is in L1, few enough for some hundred work items in a chunk of 512. */
 enum { MX_ATTN_QUERIES = 64 };
 
+/* One matrix times some rows. */
+typedef struct mx_matmul_job {
+    const mx_wmat *w;
+    mx_act act;       /* its rows 0..n_rows - 1 are the input */
+    uint32_t n_rows;
+    float *y;
+    size_t ldy;
+} mx_matmul_job;
+
+/* A mixture of experts. A place is one row's visit to one expert; places are sorted by expert, then
+ * by row, so that the rows of an expert stand together. */
+typedef struct mx_moe {
+    float *p;         /* [max_rows][n_experts] the router's scores, then probabilities */
+    uint32_t *chosen; /* [max_rows][n_experts_used] experts in ascending order */
+    float *weight;    /* [max_rows][n_experts_used] */
+    uint32_t *place;  /* [max_rows][n_experts_used] */
+    uint32_t *begin;  /* [n_experts + 1] an expert's places are begin[e]..begin[e + 1] - 1 */
+    mx_act act;       /* [places] rows of n_embd */
+    float *down;      /* [places][n_embd] */
+} mx_moe;
+
 typedef struct mx_worker_scratch {
     void *matmul;              /* [mx_kern_matmul_scratch] */
     float *attention;          /* [attn_scratch_floats] */
@@ -119,13 +185,16 @@ typedef struct mx_state {
     float *h;             /* [max_rows][n_embd] a norm's output, then what is added to x */
     float *qkv;           /* [max_rows][q_width + 2 kv_width] */
     float *attn;          /* [max_rows][q_width] */
-    float *gate_up;       /* [max_rows][2 n_ff] */
+    float *gate_up;       /* [max_rows x visits][2 n_ff] */
     mx_act act_embd;      /* rows of n_embd */
     mx_act act_attn;      /* rows of q_width */
-    mx_act act_ff;        /* rows of n_ff */
+    mx_act act_ff;        /* [max_rows x visits] rows of n_ff */
+    mx_moe moe;
+    mx_matmul_job *jobs;  /* [max(3, 2 n_experts)] */
     float *rope;          /* [n_ctx][n_rot / 2][2] cos, sin */
+    float *rope_local;    /* the same for local layers, or NULL */
     mx_worker_scratch *workers; /* [pool size] */
-    uint8_t *arena;       /* everything above but rope */
+    uint8_t *arena;       /* everything above but the two tables */
 } mx_state;
 
 struct mx_model {

@@ -28,7 +28,9 @@ static void *part(layout *l, size_t count, size_t elem_bytes)
 
 static void act_part(layout *l, mx_act *a, uint32_t max_rows, uint32_t n_cols)
 {
-    void *memory = part(l, 1, mx_act_bytes(max_rows, n_cols));
+    size_t bytes = mx_act_bytes(max_rows, n_cols);
+    l->is_too_big |= bytes == 0;
+    void *memory = part(l, 1, bytes);
     if (memory != NULL) {
         mx_act_bind(a, max_rows, n_cols, memory);
     }
@@ -39,15 +41,30 @@ static size_t largest_matmul_scratch(const mx_weights *w, const mx_blueprint *bp
     size_t most = mx_kern_matmul_scratch(&w->output);
     for (uint32_t i = 0; i < bp->n_layers; i++) {
         const mx_layer *l = &w->layers[i];
-        const mx_wmat *all[] = {&l->qkv[0], &l->qkv[1], &l->qkv[2], &l->attn_out,
-                                &l->gate,   &l->up,     &l->down};
+        /* Of experts the first: all have one shape. */
+        const mx_wmat *all[] = {&l->qkv[0], &l->qkv[1], &l->qkv[2], &l->attn_out, &l->gate, &l->up,
+                                &l->down,   &l->router, l->gates,   l->ups,       l->downs};
         for (size_t k = 0; k < MX_COUNT(all); k++) {
-            if (all[k]->panels != NULL) {
+            if (all[k] != NULL && all[k]->panels != NULL) {
                 most = mx_max_size(most, mx_kern_matmul_scratch(all[k]));
             }
         }
     }
     return most;
+}
+
+static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places)
+{
+    mx_moe *moe = &m->s.moe;
+    const mx_blueprint *bp = &m->bp;
+    const size_t rows = m->max_batch_rows;
+    moe->p = part(l, rows, bp->n_experts * sizeof *moe->p);
+    moe->chosen = part(l, n_places, sizeof *moe->chosen);
+    moe->weight = part(l, n_places, sizeof *moe->weight);
+    moe->place = part(l, n_places, sizeof *moe->place);
+    moe->begin = part(l, (size_t)bp->n_experts + 1, sizeof *moe->begin);
+    act_part(l, &moe->act, n_places, bp->n_embd);
+    moe->down = part(l, n_places, bp->n_embd * sizeof *moe->down);
 }
 
 static void lay_out(mx_model *m, layout *l)
@@ -63,10 +80,19 @@ static void lay_out(mx_model *m, layout *l)
     s->h = part(l, rows, bp->n_embd * sizeof(float));
     s->qkv = part(l, rows, (mx_q_width(bp) + 2 * mx_kv_width(bp)) * sizeof(float));
     s->attn = part(l, rows, mx_q_width(bp) * sizeof(float));
-    s->gate_up = part(l, rows, 2 * (size_t)bp->n_ff * sizeof(float));
+    const uint64_t n_places = (uint64_t)rows * mx_n_visits(bp);
+    if (n_places > UINT32_MAX) {
+        l->is_too_big = true;
+        return;
+    }
+    s->jobs = part(l, bp->n_experts != 0 ? 2 * (size_t)bp->n_experts + 3 : 3, sizeof *s->jobs);
+    s->gate_up = part(l, n_places, 2 * (size_t)bp->n_ff * sizeof(float));
+    if (bp->n_experts != 0) {
+        lay_out_moe(m, l, (uint32_t)n_places);
+    }
     act_part(l, &s->act_embd, head_rows, bp->n_embd);
     act_part(l, &s->act_attn, m->max_batch_rows, mx_q_width(bp));
-    act_part(l, &s->act_ff, m->max_batch_rows, bp->n_ff);
+    act_part(l, &s->act_ff, (uint32_t)n_places, bp->n_ff);
 
     unsigned n_workers = mx_pool_size(m->pool);
     size_t matmul_bytes = largest_matmul_scratch(&m->w, bp);
@@ -100,14 +126,18 @@ mx_err mx_state_create(mx_model *m, mx_errbuf *eb)
     }
     s->arena = mx_alloc_aligned(ALIGN, l.at);
     s->rope = mx_alloc_aligned(ALIGN, table_bytes);
-    if (s->arena == NULL || s->rope == NULL) {
+    s->rope_local = bp->local_period != 0 ? mx_alloc_aligned(ALIGN, table_bytes) : NULL;
+    if (s->arena == NULL || s->rope == NULL || (bp->local_period != 0 && s->rope_local == NULL)) {
         return mx_fail(eb, MX_E_NOMEM, "no memory for the model's working space (%zu MiB)",
-                       (l.at + table_bytes) >> 20);
+                       (l.at + table_bytes * (bp->local_period != 0 ? 2 : 1)) >> 20);
     }
     memset(s->arena, 0, l.at); /* the kernels want zeros behind short rows */
     l = (layout){.base = s->arena};
     lay_out(m, &l);
     mx_rope_table(&bp->rope, bp->n_ctx, s->rope);
+    if (s->rope_local != NULL) {
+        mx_rope_table(&bp->rope_local, bp->n_ctx, s->rope_local);
+    }
     return MX_OK;
 }
 
@@ -115,5 +145,6 @@ void mx_state_free(mx_state *s)
 {
     mx_free(s->arena);
     mx_free(s->rope);
+    mx_free(s->rope_local);
     *s = (mx_state){0};
 }

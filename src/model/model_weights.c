@@ -16,11 +16,13 @@
 
 enum { ARENA_ALIGN = 2 << 20, SLICE_ALIGN = 64, TENSORS_PER_LAYER = 16, TENSORS_BESIDE = 8 };
 
-/* One tensor to load: into a matrix, or as floats behind a pointer. */
+/* One tensor to load: into a matrix (or one per expert), or as floats behind a pointer. */
 typedef struct item {
     const mx_gguf_tensor *t;
-    mx_wmat *matrix; /* or NULL */
-    size_t offset;   /* into the arena */
+    mx_wmat *matrix;    /* [n_matrices] or NULL */
+    uint32_t n_matrices;
+    size_t offset;      /* into the arena */
+    size_t apart_bytes; /* from one matrix to the next */
 } item;
 
 typedef struct loader {
@@ -51,18 +53,20 @@ static mx_err take_slice(loader *l, size_t bytes, size_t *offset)
     return MX_OK;
 }
 
-/* n_out 0 = a vector. */
+/* n_out 0 = a vector, n_experts 0 = a matrix. */
 static mx_err find_tensor(loader *l, const char *name, uint32_t n_in, uint32_t n_out,
-                          const mx_gguf_tensor **out)
+                          uint32_t n_experts, const mx_gguf_tensor **out)
 {
     char expected[48], found[96] = "";
-    snprintf(expected, sizeof expected, n_out > 0 ? "{%u, %u}" : "{%u}", n_in, n_out);
+    const uint32_t n_dims = n_experts > 0 ? 3 : n_out > 0 ? 2 : 1;
+    static const char *const shapes[] = {"{%u}", "{%u, %u}", "{%u, %u, %u}"};
+    snprintf(expected, sizeof expected, shapes[n_dims - 1], n_in, n_out, n_experts);
     const mx_gguf_tensor *t = mx_gguf_find_tensor(l->g, name);
     if (t == NULL) {
         return mx_fail(l->eb, MX_E_FORMAT, "the file lacks tensor %s of shape %s", name, expected);
     }
-    if (t->n_dims != (n_out > 0 ? 2u : 1u) || t->ne[0] != n_in ||
-        t->ne[1] != (n_out > 0 ? n_out : 1))
+    if (t->n_dims != n_dims || t->ne[0] != n_in || t->ne[1] != (n_dims > 1 ? n_out : 1) ||
+        t->ne[2] != (n_dims > 2 ? n_experts : 1))
     {
         for (uint32_t d = 0; d < t->n_dims; d++) {
             size_t len = strlen(found);
@@ -72,30 +76,42 @@ static mx_err find_tensor(loader *l, const char *name, uint32_t n_in, uint32_t n
         return mx_fail(l->eb, MX_E_FORMAT, "tensor %s has shape {%s}, expected %s", name, found,
                        expected);
     }
-    l->n_params += (uint64_t)n_in * (n_out > 0 ? n_out : 1);
+    l->n_params += (uint64_t)n_in * t->ne[1] * t->ne[2];
     *out = t;
     return MX_OK;
 }
 
-static mx_err want_matrix(loader *l, const char *name, uint32_t n_in, uint32_t n_out, mx_wmat *dst)
+/* One matrix (n_experts 0), or one per expert, behind dst. */
+static mx_err want_matrices(loader *l, const char *name, uint32_t n_in, uint32_t n_out,
+                            uint32_t n_experts, mx_wmat *dst)
 {
     item *it = &l->items[l->n_items];
-    MX_TRY(find_tensor(l, name, n_in, n_out, &it->t));
+    MX_TRY(find_tensor(l, name, n_in, n_out, n_experts, &it->t));
     size_t bytes = mx_wmat_bytes(it->t->type->type, n_out, n_in);
     if (bytes == 0) {
         return mx_fail(l->eb, MX_E_FORMAT, "tensor %s: rows of %u values do not fit type %s", name,
                        n_in, it->t->type->name);
     }
     it->matrix = dst;
+    it->n_matrices = n_experts > 0 ? n_experts : 1;
+    it->apart_bytes = mx_round_up(bytes, SLICE_ALIGN);
     l->n_items++;
+    if (!mx_mul_ok(it->apart_bytes, it->n_matrices, &bytes)) {
+        bytes = 0; /* refused as too large */
+    }
     return take_slice(l, bytes, &it->offset);
+}
+
+static mx_err want_matrix(loader *l, const char *name, uint32_t n_in, uint32_t n_out, mx_wmat *dst)
+{
+    return want_matrices(l, name, n_in, n_out, 0, dst);
 }
 
 /* Loads a vector into floats at `offset` of the arena. */
 static mx_err want_floats(loader *l, const char *name, uint32_t n, size_t offset)
 {
     item *it = &l->items[l->n_items];
-    MX_TRY(find_tensor(l, name, n, 0, &it->t));
+    MX_TRY(find_tensor(l, name, n, 0, 0, &it->t));
     if (n % it->t->type->block_elems != 0) {
         return mx_fail(l->eb, MX_E_FORMAT, "tensor %s: %u values do not fit type %s", name, n,
                        it->t->type->name);
@@ -159,6 +175,30 @@ static mx_err want_qkv(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *
     return MX_OK;
 }
 
+static mx_err want_experts(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
+{
+    char name[64];
+    const uint32_t e = bp->n_embd, n = bp->n_experts;
+    in_layer(name, i, "ffn_gate_inp.weight");
+    MX_TRY(want_matrix(l, name, e, n, &layer->router));
+    const mx_qtype_info *type = l->items[l->n_items - 1].t->type;
+    if (type->block_elems != 1) {
+        return mx_fail(l->eb, MX_E_UNSUPPORTED, "tensor %s: a router of type %s is not supported "
+                       "(supported: f32, f16, bf16)", name, type->name);
+    }
+    if (mx_gguf_find_tensor(l->g, in_layer(name, i, "ffn_gate_up_exps.weight")) != NULL) {
+        layer->ups = NULL;
+        MX_TRY(want_matrices(l, name, e, 2 * bp->n_ff, n, layer->gates));
+    } else {
+        MX_TRY(want_matrices(l, in_layer(name, i, "ffn_gate_exps.weight"), e, bp->n_ff, n,
+                             layer->gates));
+        MX_TRY(want_matrices(l, in_layer(name, i, "ffn_up_exps.weight"), e, bp->n_ff, n,
+                             layer->ups));
+    }
+    return want_matrices(l, in_layer(name, i, "ffn_down_exps.weight"), bp->n_ff, e, n,
+                         layer->downs);
+}
+
 static mx_err want_layer(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
 {
     char name[64];
@@ -167,7 +207,16 @@ static mx_err want_layer(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer
     MX_TRY(want_qkv(l, bp, i, layer));
     MX_TRY(want_matrix(l, in_layer(name, i, "attn_output.weight"), mx_q_width(bp), e,
                        &layer->attn_out));
+    if (bp->arch->has_post_norms) {
+        MX_TRY(want_vector(l, in_layer(name, i, "post_attention_norm.weight"), e,
+                           &layer->attn_post_norm));
+        MX_TRY(want_vector(l, in_layer(name, i, "post_ffw_norm.weight"), e,
+                           &layer->ffn_post_norm));
+    }
     MX_TRY(want_vector(l, in_layer(name, i, "ffn_norm.weight"), e, &layer->ffn_norm));
+    if (bp->n_experts != 0) {
+        return want_experts(l, bp, i, layer);
+    }
     MX_TRY(want_matrix(l, in_layer(name, i, "ffn_gate.weight"), e, bp->n_ff, &layer->gate));
     MX_TRY(want_matrix(l, in_layer(name, i, "ffn_up.weight"), e, bp->n_ff, &layer->up));
     return want_matrix(l, in_layer(name, i, "ffn_down.weight"), bp->n_ff, e, &layer->down);
@@ -226,8 +275,12 @@ static mx_err repack_guarded(void *arg, mx_errbuf *eb)
     const repack_one *one = arg;
     const mx_gguf_tensor *t = one->it->t;
     if (one->it->matrix != NULL) {
-        mx_wmat_repack(one->it->matrix, t->type->type, (uint32_t)t->ne[1], (uint32_t)t->ne[0],
-                       t->data, one->memory);
+        const size_t row_bytes = (size_t)t->ne[0] / t->type->block_elems * t->type->block_bytes;
+        for (uint32_t i = 0; i < one->it->n_matrices; i++) {
+            mx_wmat_repack(&one->it->matrix[i], t->type->type, (uint32_t)t->ne[1],
+                           (uint32_t)t->ne[0], t->data + i * (size_t)t->ne[1] * row_bytes,
+                           one->memory + i * one->it->apart_bytes);
+        }
     } else {
         mx_dequantize(t->type->type, t->data, (size_t)t->ne[0], (float *)(void *)one->memory);
     }
@@ -281,6 +334,16 @@ static mx_err repack_all(loader *l, mx_weights *w, mx_pool *pool)
     return MX_OK;
 }
 
+static void deal_out_experts(mx_weights *w, const mx_blueprint *bp)
+{
+    mx_wmat *next = w->experts;
+    for (uint32_t i = 0; i < bp->n_layers && bp->n_experts != 0; i++, next += 3 * bp->n_experts) {
+        w->layers[i].gates = next;
+        w->layers[i].ups = next + bp->n_experts;
+        w->layers[i].downs = next + 2 * (size_t)bp->n_experts;
+    }
+}
+
 mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, mx_pool *pool,
                        mx_errbuf *eb)
 {
@@ -288,12 +351,16 @@ mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, 
     loader l = {.g = g, .eb = eb};
     *w = (mx_weights){0};
     w->layers = mx_calloc(bp->n_layers, sizeof *w->layers);
+    /* Blueprints are bounded: the product is below 2^26. */
+    w->experts = mx_calloc(bp->n_experts != 0 ? 3 * (size_t)bp->n_layers * bp->n_experts : 1,
+                           sizeof *w->experts);
     l.items = mx_calloc(n_max, sizeof *l.items);
     l.vectors = mx_calloc(n_max, sizeof *l.vectors);
     mx_err e;
-    if (w->layers == NULL || l.items == NULL || l.vectors == NULL) {
+    if (w->layers == NULL || w->experts == NULL || l.items == NULL || l.vectors == NULL) {
         e = mx_fail(eb, MX_E_NOMEM, "no memory for the model");
     } else {
+        deal_out_experts(w, bp);
         e = look_up(&l, w, bp);
     }
     if (e == MX_OK) {
@@ -310,6 +377,7 @@ mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, 
 void mx_weights_free(mx_weights *w)
 {
     mx_free(w->layers);
+    mx_free(w->experts);
     mx_free(w->arena);
     *w = (mx_weights){0};
 }

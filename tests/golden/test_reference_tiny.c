@@ -97,6 +97,7 @@ static void agrees_with_reference(void **state)
     static const char *const cases[][2] = {
         {"llama", "none"},    {"llama", "linear"}, {"llama", "yarn"}, {"llama", "factors"},
         {"qwen2", "none"},    {"qwen2", "yarn"},   {"qwen3", "none"}, {"qwen3", "linear"},
+        {"qwen3moe", "none"}, {"qwen3moe", "yarn"}, {"gemma3", "none"}, {"gemma3", "linear"},
     };
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         run_case(python, shared, cases[i][0], cases[i][1]);

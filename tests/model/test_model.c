@@ -86,6 +86,7 @@ static void bad_files_are_refused(void **state)
     mx_tiny_spec s = mx_tiny_default();
     s.arch = "mamba";
     refused(&s, 0, MX_E_UNSUPPORTED, "\"mamba\" is not supported (supported: llama");
+    refused(&s, 0, MX_E_UNSUPPORTED, "llama, qwen2, qwen3, qwen3moe, gemma3)");
     s = mx_tiny_default();
     s.wide = "blk.1.ffn_up.weight";
     refused(&s, 0, MX_E_FORMAT, "tensor blk.1.ffn_up.weight has shape {64, 97}, expected {64, 96}");
@@ -105,6 +106,143 @@ static void bad_files_are_refused(void **state)
     mx_errbuf eb;
     assert_int_equal(try_load("/nonexistent/model.gguf", 0, &eb), MX_E_IO);
     assert_non_null(strstr(eb.text, "/nonexistent/model.gguf"));
+}
+
+static mx_tiny_spec tiny_mixture(void)
+{
+    mx_tiny_spec s = mx_tiny_default();
+    s.arch = "qwen3moe";
+    s.has_qk_norm = true;
+    s.n_experts = 6;
+    s.n_experts_used = 2;
+    return s;
+}
+
+static mx_tiny_spec tiny_gemma(void)
+{
+    mx_tiny_spec s = mx_tiny_default();
+    s.arch = "gemma3";
+    s.has_qk_norm = true;
+    s.has_post_norms = true;
+    s.window = 21;
+    return s;
+}
+
+static void bad_mixtures_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *omit, *words;
+    } parts[] = {
+        {"qwen3moe.expert_count", "qwen3moe.expert_count"},
+        {"qwen3moe.expert_used_count", "qwen3moe.expert_used_count"},
+        {"qwen3moe.expert_feed_forward_length", "qwen3moe.expert_feed_forward_length"},
+        {"blk.1.ffn_gate_inp.weight", "lacks tensor blk.1.ffn_gate_inp.weight of shape {64, 6}"},
+        {"blk.0.ffn_gate_exps.weight",
+         "lacks tensor blk.0.ffn_gate_exps.weight of shape {64, 96, 6}"},
+        {"blk.1.ffn_up_exps.weight", "lacks tensor blk.1.ffn_up_exps.weight of shape {64, 96, 6}"},
+        {"blk.1.ffn_down_exps.weight",
+         "lacks tensor blk.1.ffn_down_exps.weight of shape {96, 64, 6}"},
+    };
+    for (size_t i = 0; i < MX_COUNT(parts); i++) {
+        mx_tiny_spec s = tiny_mixture();
+        s.omit = parts[i].omit;
+        refused(&s, 0, i < 3 ? MX_E_NOT_FOUND : MX_E_FORMAT, parts[i].words);
+    }
+    mx_tiny_spec s = tiny_mixture();
+    s.wide = "blk.1.ffn_up_exps.weight";
+    refused(&s, 0, MX_E_FORMAT,
+            "tensor blk.1.ffn_up_exps.weight has shape {64, 96, 7}, expected {64, 96, 6}");
+    s = tiny_mixture();
+    s.wide = "blk.0.ffn_gate_inp.weight";
+    refused(&s, 0, MX_E_FORMAT,
+            "tensor blk.0.ffn_gate_inp.weight has shape {64, 7}, expected {64, 6}");
+    s = tiny_mixture();
+    s.n_experts_used = 7;
+    refused(&s, 0, MX_E_FORMAT, "7 experts per token, but there are only 6");
+    s.n_experts_used = 0;
+    refused(&s, 0, MX_E_FORMAT, "qwen3moe.expert_used_count is 0");
+    s = tiny_mixture();
+    s.n_experts = 1025;
+    refused(&s, 0, MX_E_FORMAT, "qwen3moe.expert_count is 1025, expected 1 to 1024");
+    s = tiny_mixture();
+    s.type = MX_Q8_0;
+    s.has_quantized_router = true;
+    refused(&s, 0, MX_E_UNSUPPORTED, "tensor blk.0.ffn_gate_inp.weight: a router of type");
+    s = tiny_mixture();
+    s.arch = "qwen3"; /* which knows no experts */
+    refused(&s, 0, MX_E_UNSUPPORTED, "qwen3.expert_count is 6");
+    static const struct {
+        const char *key;
+        uint32_t value;
+        const char *words;
+    } keys[] = {
+        {"*.expert_gating_func", 2, "qwen3moe.expert_gating_func is 2: only 1 is supported"},
+        {"*.expert_weights_norm", 0, "qwen3moe.expert_weights_norm is 0: only 1"},
+        {"*.expert_weights_scale", 3, "qwen3moe.expert_weights_scale is 3: only 1"},
+        {"*.expert_shared_count", 1, "qwen3moe.expert_shared_count is 1"},
+        {"*.leading_dense_block_count", 2, "qwen3moe.leading_dense_block_count is 2"},
+    };
+    for (size_t i = 0; i < MX_COUNT(keys); i++) {
+        s = tiny_mixture();
+        s.extra_key = keys[i].key;
+        s.extra_value = keys[i].value;
+        refused(&s, 0, MX_E_UNSUPPORTED, keys[i].words);
+    }
+}
+
+static void bad_gemmas_are_refused(void **state)
+{
+    (void)state;
+    mx_tiny_spec s = tiny_gemma();
+    s.omit = "gemma3.attention.sliding_window";
+    refused(&s, 0, MX_E_NOT_FOUND, "gemma3.attention.sliding_window");
+    s.omit = "blk.1.post_ffw_norm.weight";
+    refused(&s, 0, MX_E_FORMAT, "lacks tensor blk.1.post_ffw_norm.weight of shape {64}");
+    s.omit = "blk.0.post_attention_norm.weight";
+    refused(&s, 0, MX_E_FORMAT, "lacks tensor blk.0.post_attention_norm.weight of shape {64}");
+    s = tiny_gemma();
+    s.extra_key = "*.final_logit_softcapping";
+    s.extra_value = 30;
+    refused(&s, 0, MX_E_UNSUPPORTED, "gemma3.final_logit_softcapping is 30");
+    s = tiny_mixture();
+    s.has_post_norms = true; /* the file computes something else */
+    refused(&s, 0, MX_E_UNSUPPORTED, "post_attention_norm.weight");
+}
+
+/* The same experts in one tensor or in two. */
+static void fused_experts_are_the_same_experts(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    float *hidden[2];
+    int32_t tokens[N];
+    uint64_t rng = 8;
+    for (int i = 0; i < N; i++) {
+        tokens[i] = (int32_t)(mx_tiny_random(&rng) % 331);
+    }
+    for (int i = 0; i < 2; i++) {
+        mx_tiny_spec spec = tiny_mixture();
+        spec.n_experts = 13;
+        spec.n_experts_used = 4;
+        spec.has_fused_gate_up = i == 1;
+        rig r = rig_open_tiny(&spec, rig_default());
+        assert_int_equal(mx_model_get_config(r.model)->n_experts, 13);
+        assert_int_equal(mx_model_get_config(r.model)->n_experts_used, 4);
+        /* per layer: q and o, k and v, two norms, two head norms, router, experts */
+        assert_int_equal(mx_model_get_config(r.model)->n_params,
+                         331 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 2 * 64 + 2 * 16 +
+                                              13 * 64 + 13 * 3 * 64 * 96));
+        hidden[i] = mx_calloc(N * r.n_embd, sizeof(float));
+        mx_seq s;
+        mx_seq_init(&s, r.kv, &r.root);
+        rig_feed(&r, &s, tokens, N, hidden[i]);
+        mx_seq_free(&s);
+        rig_close(&r);
+    }
+    assert_memory_equal(hidden[0], hidden[1], N * 64 * sizeof(float));
+    mx_free(hidden[0]);
+    mx_free(hidden[1]);
 }
 
 static void description_is_right(void **state)
@@ -248,6 +386,15 @@ static void root_covers_what_changes_the_numbers(void **state)
     salt.b[0] ^= 1;
     roots[5] = mx_model_root(r.model, &salt);
     rig_close(&r);
+    s = tiny_gemma();
+    o.n_ctx = 300;
+    r = rig_open_tiny(&s, o);
+    mx_hash256 wide = r.root;
+    rig_close(&r);
+    o.n_ctx = 16; /* nor does a context that is shorter than the window */
+    r = rig_open_tiny(&s, o);
+    assert_memory_equal(&r.root, &wide, sizeof wide);
+    rig_close(&r);
     for (int i = 0; i < 6; i++) {
         for (int k = 0; k < i; k++) {
             assert_memory_not_equal(&roots[i], &roots[k], sizeof roots[i]);
@@ -257,12 +404,10 @@ static void root_covers_what_changes_the_numbers(void **state)
 
 /* ---- faults ---------------------------------------------------------------------------------- */
 
-static void every_allocation_may_fail(void **state)
+static void every_allocation_of(const mx_tiny_spec *spec)
 {
-    (void)state;
     char path[64];
-    mx_tiny_spec s = mx_tiny_default();
-    rig_write(path, &s);
+    rig_write(path, spec);
     mx_pool *pool;
     mx_errbuf eb;
     assert_int_equal(mx_pool_create(&pool, 2, &eb), MX_OK);
@@ -283,12 +428,21 @@ static void every_allocation_may_fail(void **state)
         }
         assert_int_equal(e, MX_E_NOMEM);
         if (mx_mem_live() != live) {
-            fail_msg("allocation %llu failed: %lld blocks leaked", (unsigned long long)k,
-                     (long long)(mx_mem_live() - live));
+            fail_msg("%s, allocation %llu failed: %lld blocks leaked", spec->arch,
+                     (unsigned long long)k, (long long)(mx_mem_live() - live));
         }
     }
     mx_pool_destroy(pool);
     unlink(path);
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    mx_tiny_spec s[3] = {mx_tiny_default(), tiny_mixture(), tiny_gemma()};
+    for (size_t i = 0; i < MX_COUNT(s); i++) {
+        every_allocation_of(&s[i]);
+    }
 }
 
 static void batches_are_checked(void **state)
@@ -345,10 +499,8 @@ static bool is_cancelled(void *arg)
     return c->left-- <= 0;
 }
 
-static void cancellation_is_noticed_and_harmless(void **state)
+static void cancel_everywhere(mx_tiny_spec s)
 {
-    (void)state;
-    mx_tiny_spec s = mx_tiny_default();
     rig r = rig_open_tiny(&s, rig_default());
     enum { N = 200 };
     int32_t tokens[N];
@@ -397,15 +549,21 @@ static void cancellation_is_noticed_and_harmless(void **state)
     rig_close(&r);
 }
 
+static void cancellation_is_noticed_and_harmless(void **state)
+{
+    (void)state;
+    cancel_everywhere(mx_tiny_default());
+    cancel_everywhere(tiny_mixture());
+}
+
 /* ---- values that are not finite -------------------------------------------------------------- */
 
 enum { BAD_TOKEN = 7 };
 
 /* A tiny model in which one value of one tensor is replaced. */
-static rig open_spoiled(const char *tensor, size_t element, float value)
+static rig open_spoiled(mx_tiny_spec s, const char *tensor, size_t element, float value)
 {
     char path[64];
-    mx_tiny_spec s = mx_tiny_default();
     mx_buf bytes = {0};
     mx_gguf *g;
     mx_errbuf eb;
@@ -426,9 +584,9 @@ static rig open_spoiled(const char *tensor, size_t element, float value)
 
 /* Three sequences in one batch; the second meets the bad token in its middle. The others' hidden
  * vectors must be those of a batch without it. */
-static void one_bad_token(const char *tensor, size_t element, float value)
+static void one_bad_token(mx_tiny_spec spec, const char *tensor, size_t element, float value)
 {
-    rig r = open_spoiled(tensor, element, value);
+    rig r = open_spoiled(spec, tensor, element, value);
     enum { N = 12, BAD_AT = 5 };
     mx_seq s[3];
     mx_batch_row rows[3 * N];
@@ -470,9 +628,47 @@ static void one_bad_token(const char *tensor, size_t element, float value)
 static void bad_values_stay_where_they_are(void **state)
 {
     (void)state;
-    one_bad_token("token_embd.weight", BAD_TOKEN * 64 + 3, NAN);
-    one_bad_token("token_embd.weight", BAD_TOKEN * 64, INFINITY);
-    one_bad_token("token_embd.weight", BAD_TOKEN * 64 + 63, -INFINITY);
+    const mx_tiny_spec specs[] = {mx_tiny_default(), tiny_mixture(), tiny_gemma()};
+    for (size_t i = 0; i < MX_COUNT(specs); i++) {
+        one_bad_token(specs[i], "token_embd.weight", BAD_TOKEN * 64 + 3, NAN);
+        one_bad_token(specs[i], "token_embd.weight", BAD_TOKEN * 64, INFINITY);
+        one_bad_token(specs[i], "token_embd.weight", BAD_TOKEN * 64 + 63, -INFINITY);
+    }
+}
+
+/* Feeds one token and expects that its row is refused. */
+static void refused_row(rig *r)
+{
+    mx_seq s;
+    mx_seq_init(&s, r->kv, &r->root);
+    assert_int_equal(mx_seq_reserve(&s, 1), MX_OK);
+    mx_batch_row row = {&s, 0, 9, -1, false};
+    float hidden[64];
+    row.hidden_to = 0;
+    mx_batch b = {.rows = &row, .n_rows = 1, .hidden = hidden, .n_hidden_rows = 1};
+    uint32_t bad_row = 77;
+    mx_errbuf eb;
+    assert_int_equal(mx_model_forward(r->model, &b, &bad_row, &eb), MX_E_NONFINITE);
+    assert_int_equal(bad_row, 0);
+    mx_seq_free(&s);
+    rig_close(r);
+}
+
+static void routers_and_experts_that_overflow_are_noticed(void **state)
+{
+    (void)state;
+    rig r = open_spoiled(tiny_mixture(), "blk.0.ffn_gate_inp.weight", 64, NAN);
+    refused_row(&r);
+    r = open_spoiled(tiny_mixture(), "blk.1.ffn_gate_inp.weight", 5 * 64 + 3, INFINITY);
+    refused_row(&r);
+    mx_tiny_spec one = tiny_mixture(); /* every row visits the spoiled expert */
+    one.n_experts_used = one.n_experts;
+    r = open_spoiled(one, "blk.1.ffn_up_exps.weight", 4 * 96 * 64 + 100, NAN);
+    refused_row(&r);
+    r = open_spoiled(one, "blk.0.ffn_down_exps.weight", 6 * 96 * 64 - 1, NAN);
+    refused_row(&r);
+    r = open_spoiled(tiny_gemma(), "blk.1.post_ffw_norm.weight", 8, INFINITY);
+    refused_row(&r);
 }
 
 static void keys_beyond_half_precision_are_noticed(void **state)
@@ -480,7 +676,7 @@ static void keys_beyond_half_precision_are_noticed(void **state)
     (void)state;
     /* A weight so large that keys overflow f16 pages: every row is bad, without any infinity on the
      * way there. */
-    rig r = open_spoiled("blk.0.attn_v.weight", 0, 1e8f);
+    rig r = open_spoiled(mx_tiny_default(), "blk.0.attn_v.weight", 0, 1e8f);
     mx_seq s;
     mx_seq_init(&s, r.kv, &r.root);
     assert_int_equal(mx_seq_reserve(&s, 1), MX_OK);
@@ -497,7 +693,7 @@ static void keys_beyond_half_precision_are_noticed(void **state)
 static void logits_that_overflow_are_noticed(void **state)
 {
     (void)state;
-    rig r = open_spoiled("output_norm.weight", 3, 3e38f);
+    rig r = open_spoiled(mx_tiny_default(), "output_norm.weight", 3, 3e38f);
     float *hidden = mx_calloc(2 * r.n_embd, sizeof *hidden);
     float *logits = mx_calloc(2 * r.n_vocab, sizeof *logits);
     assert_true(mx_model_logits(r.model, hidden, 2, logits));
@@ -513,12 +709,11 @@ static void logits_that_overflow_are_noticed(void **state)
     rig_close(&r);
 }
 
-static void window_hides_old_tokens(void **state)
+/* With more layers than one an old token would still act through those between. */
+static void old_tokens_act(mx_tiny_spec spec, bool do_act)
 {
-    (void)state;
     enum { N = 100, WINDOW = 70 };
-    mx_tiny_spec spec = mx_tiny_default();
-    spec.n_layers = 1; /* with more layers an old token still acts through those between */
+    spec.n_layers = 1;
     spec.window = WINDOW;
     rig r = rig_open_tiny(&spec, rig_default());
     int32_t tokens[N];
@@ -526,11 +721,11 @@ static void window_hides_old_tokens(void **state)
     for (int i = 0; i < N; i++) {
         tokens[i] = i * 3 % 256;
     }
-    static const struct {
+    const struct {
         int changed;
         bool acts;
     } cases[] = {
-        {-1, false}, {0, false}, {N - WINDOW - 1, false}, {N - WINDOW, true}, {N - 2, true},
+        {-1, false}, {0, do_act}, {N - WINDOW - 1, do_act}, {N - WINDOW, true}, {N - 2, true},
     };
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         mx_seq s;
@@ -552,10 +747,23 @@ static void window_hides_old_tokens(void **state)
     rig_close(&r);
 }
 
+static void window_hides_old_tokens(void **state)
+{
+    (void)state;
+    mx_tiny_spec gemma = tiny_gemma();
+    old_tokens_act(mx_tiny_default(), false);
+    old_tokens_act(gemma, false);
+    gemma.window_pattern = 1; /* every layer is global */
+    old_tokens_act(gemma, true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_files_are_refused),
+        cmocka_unit_test(bad_mixtures_are_refused),
+        cmocka_unit_test(bad_gemmas_are_refused),
+        cmocka_unit_test(fused_experts_are_the_same_experts),
         cmocka_unit_test(description_is_right),
         cmocka_unit_test(fingerprint_is_the_tree_hash),
         cmocka_unit_test(fingerprints_are_remembered),
@@ -564,6 +772,7 @@ int main(void)
         cmocka_unit_test(batches_are_checked),
         cmocka_unit_test(cancellation_is_noticed_and_harmless),
         cmocka_unit_test(bad_values_stay_where_they_are),
+        cmocka_unit_test(routers_and_experts_that_overflow_are_noticed),
         cmocka_unit_test(keys_beyond_half_precision_are_noticed),
         cmocka_unit_test(logits_that_overflow_are_noticed),
         cmocka_unit_test(window_hides_old_tokens),
