@@ -196,11 +196,10 @@ void mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine)
 {
     char hex[65];
     mx_hash256 root = mx_model_root(model, NULL);
-    mx_hash256 numerics = mx_kern_numerics_id(mx_model_kern(model));
     mx_hash256_hex(&root, hex);
     pthread_rwlock_wrlock(&a->state_lock);
     snprintf(a->fingerprint, sizeof a->fingerprint, "fp_%.16s", hex);
-    mx_hash256_hex(&numerics, a->numerics_id);
+    mx_hash256_hex(mx_model_numerics_id(model), a->numerics_id);
     load_template(a, model);
     a->max_piece = longest_piece(mx_model_tokenizer(model));
     a->model = model;
