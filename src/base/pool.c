@@ -1,15 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * A job is published by raising `generation`; a worker that sees a new one runs the function and
- * lowers `n_left`. Both are waited for first by spinning, then by a futex.
+ * A job is a gate: the caller opens it, workers enter, the caller works along, closes it when there is
+ * nothing left to take, and waits until those inside have left. `gate` holds OPEN and the number of
+ * workers inside; `generation` is raised once per job and is what idle workers wait for. Both are
+ * waited for first by spinning, then by a futex. Nobody waits for a worker that has not entered: on a
+ * machine with a busy neighbour that would cost a time slice per job, a hundred times per token.
  *
- * Why the order suffices: the caller writes fn, arg and n_left, then stores generation with release;
- * a worker loads generation with acquire, so it sees them. A worker's results are released by its
- * decrement of n_left, which the caller loads with acquire before it returns. fn and arg are only
- * rewritten after n_left reached 0, when no worker reads them.
+ * Why the order suffices: the caller writes fn and arg while the gate is closed and empty, then opens
+ * it with release. A worker enters by a compare-and-swap with acquire that needs OPEN to be set, so it
+ * sees the fn and arg of the job that is open now (whichever generation woke it). What it did is
+ * released by its leaving, which the caller loads with acquire before it returns; fn and arg are only
+ * rewritten after that. A worker enters at most once per generation it has seen; entering a later job
+ * than the one that woke it is harmless, as the work is handed out by a cursor.
  */
 #include "base/pool.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -23,10 +29,13 @@
 
 enum {
     MAX_THREADS = 256,
-    /* About 20 us: longer than the gap between two jobs of one token (0.2 to 5 us), short enough
-     * that a descheduled neighbour costs little. Measured on a 2-core VM, 2026-11. */
-    SPIN_ROUNDS = 4000,
+    /* Longer than the gap between two jobs of one token (0.2 to 5 us), short enough that spinning on
+     * a shared core costs little. In time, not in rounds: a pause takes 10 to 140 cycles. */
+    SPIN_US = 20,
+    ROUNDS_PER_LOOK = 16,
 };
+
+static const uint32_t OPEN = 1u << 31;
 
 typedef struct worker {
     mx_pool *pool;
@@ -39,7 +48,9 @@ struct mx_pool {
     mx_pool_fn fn;
     void *arg;
     _Atomic uint32_t generation; /* futex word: raised once per job */
-    _Atomic uint32_t n_left;     /* futex word: workers still inside the job */
+    _Atomic uint32_t gate;       /* futex word: OPEN | workers inside */
+    _Atomic uint32_t n_ran;      /* futex word: workers that have run a job of mx_pool_run_each */
+    bool is_each;                /* this job needs every worker */
     _Atomic bool is_stopping;
     worker *workers; /* [n_threads - 1] */
 };
@@ -66,40 +77,62 @@ static void cpu_relax(void)
 /* Returns when *word is no longer `old`. */
 static uint32_t wait_change(_Atomic uint32_t *word, uint32_t old)
 {
-    for (unsigned i = 0; i < SPIN_ROUNDS; i++) {
-        uint32_t now = atomic_load_explicit(word, memory_order_acquire);
-        if (now != old) {
-            return now;
-        }
-        cpu_relax();
-    }
+    uint64_t end_us = 0;
     for (;;) {
-        uint32_t now = atomic_load_explicit(word, memory_order_acquire);
-        if (now != old) {
-            return now;
+        for (unsigned i = 0; i < ROUNDS_PER_LOOK; i++) {
+            uint32_t now = atomic_load_explicit(word, memory_order_acquire);
+            if (now != old) {
+                return now;
+            }
+            cpu_relax();
         }
-        futex_wait(word, old);
+        uint64_t now_us = mx_now_us();
+        if (end_us == 0) {
+            end_us = now_us + SPIN_US;
+        } else if (now_us >= end_us) {
+            futex_wait(word, old);
+        }
     }
 }
 
-static void *worker_main(void *p)
+static bool enter(mx_pool *p)
 {
-    worker *w = p;
-    mx_pool *pool = w->pool;
+    uint32_t g = atomic_load_explicit(&p->gate, memory_order_relaxed);
+    while ((g & OPEN) != 0) {
+        if (atomic_compare_exchange_weak_explicit(&p->gate, &g, g + 1, memory_order_acquire,
+                                                  memory_order_relaxed))
+        {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void *worker_main(void *arg)
+{
+    worker *w = arg;
+    mx_pool *p = w->pool;
     uint32_t seen = 0;
     for (;;) {
-        seen = wait_change(&pool->generation, seen);
-        if (atomic_load(&pool->is_stopping)) {
+        seen = wait_change(&p->generation, seen);
+        if (atomic_load(&p->is_stopping)) {
             return NULL;
         }
-        pool->fn(pool->arg, w->index);
-        if (atomic_fetch_sub_explicit(&pool->n_left, 1, memory_order_acq_rel) == 1) {
-            futex_wake_all(&pool->n_left);
+        if (!enter(p)) {
+            continue;
+        }
+        p->fn(p->arg, w->index);
+        if (p->is_each) {
+            atomic_fetch_add_explicit(&p->n_ran, 1, memory_order_release);
+            futex_wake_all(&p->n_ran);
+        }
+        if (atomic_fetch_sub_explicit(&p->gate, 1, memory_order_release) == 1) {
+            futex_wake_all(&p->gate); /* closed, and the last one has left */
         }
     }
 }
 
-void mx_pool_run(mx_pool *p, mx_pool_fn fn, void *arg)
+static void run(mx_pool *p, mx_pool_fn fn, void *arg, bool is_each)
 {
     if (p->n_threads == 1) {
         fn(arg, 0);
@@ -107,14 +140,32 @@ void mx_pool_run(mx_pool *p, mx_pool_fn fn, void *arg)
     }
     p->fn = fn;
     p->arg = arg;
-    atomic_store_explicit(&p->n_left, p->n_threads - 1, memory_order_relaxed);
+    p->is_each = is_each;
+    atomic_store_explicit(&p->n_ran, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->gate, OPEN, memory_order_release);
     atomic_fetch_add_explicit(&p->generation, 1, memory_order_release);
     futex_wake_all(&p->generation);
     fn(arg, 0);
-    uint32_t left;
-    while ((left = atomic_load_explicit(&p->n_left, memory_order_acquire)) != 0) {
-        wait_change(&p->n_left, left);
+    uint32_t n;
+    while (is_each &&
+           (n = atomic_load_explicit(&p->n_ran, memory_order_acquire)) != p->n_threads - 1)
+    {
+        wait_change(&p->n_ran, n);
     }
+    atomic_fetch_and_explicit(&p->gate, ~OPEN, memory_order_acq_rel);
+    while ((n = atomic_load_explicit(&p->gate, memory_order_acquire)) != 0) {
+        wait_change(&p->gate, n);
+    }
+}
+
+void mx_pool_run(mx_pool *p, mx_pool_fn fn, void *arg)
+{
+    run(p, fn, arg, false);
+}
+
+void mx_pool_run_each(mx_pool *p, mx_pool_fn fn, void *arg)
+{
+    run(p, fn, arg, true);
 }
 
 mx_err mx_pool_create(mx_pool **out, unsigned n_threads, mx_errbuf *eb)

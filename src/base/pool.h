@@ -18,9 +18,13 @@ mx_err mx_pool_create(mx_pool **out, unsigned n_threads, mx_errbuf *eb);
 void mx_pool_destroy(mx_pool *p); /* joins; NULL is allowed */
 unsigned mx_pool_size(const mx_pool *p);
 
-/* Runs fn(arg, worker) on every worker at once and returns when all have returned. What fn wrote is
- * visible to the caller. */
+/* Runs fn(arg, worker) on the caller and on those workers that come in time, and returns when all of
+ * them have returned. A worker that the system does not let run (a busy neighbour has its core) is
+ * not waited for: so fn must hand out its work with mx_pool_take and must be able to do all of it on
+ * any subset of the workers. What fn wrote is visible to the caller. */
 void mx_pool_run(mx_pool *p, mx_pool_fn fn, void *arg);
+/* The same on every worker, exactly once each: for setting up threads. */
+void mx_pool_run_each(mx_pool *p, mx_pool_fn fn, void *arg);
 
 /* Work stealing inside one run: hands out [0, n_items) in runs of `chunk`; each worker calls it in
  * a loop until it returns false. Reset with {0} before the run. */

@@ -138,7 +138,7 @@ mx_err mx_model_load(mx_model **out, const mx_model_options *opt, mx_pool *pool,
     m->kern = mx_kern_get(opt->cpu_level);
     m->max_batch_rows = opt->max_batch_rows;
     m->max_logit_rows = opt->max_logit_rows;
-    mx_pool_run(pool, init_worker, NULL);
+    mx_pool_run_each(pool, init_worker, NULL);
     mx_err e = load_from(m, g, opt, &before, eb);
     if (e == MX_OK) {
         e = mx_file_stamp_of(&after, opt->path, eb);

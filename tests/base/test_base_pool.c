@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The compute pool: every worker runs every job once, what they wrote is seen, work is handed out
+ * The compute pool: run_each reaches every worker once, what they wrote is seen, work is handed out
  * without gaps or overlaps, and an idle pool sleeps. Run under TSan as well.
  */
 #include <stdarg.h>
@@ -38,7 +38,7 @@ static void test_each_worker_once(void **state)
         assert_int_equal(mx_pool_size(p), n);
         shared s = {0};
         for (unsigned job = 1; job <= 200; job++) {
-            mx_pool_run(p, count, &s);
+            mx_pool_run_each(p, count, &s);
             for (unsigned w = 0; w < MAX_WORKERS; w++) {
                 assert_int_equal(s.plain[w], w < n ? job : 0);
             }
@@ -95,7 +95,7 @@ static void test_sleep_and_wake(void **state)
     shared s = {0};
     for (unsigned job = 1; job <= 20; job++) {
         sleep_ms(2);
-        mx_pool_run(p, count, &s);
+        mx_pool_run_each(p, count, &s);
         for (unsigned w = 0; w < 4; w++) {
             assert_int_equal(s.plain[w], job);
         }
