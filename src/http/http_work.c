@@ -7,20 +7,47 @@
 #include "base/mem.h"
 #include "http_internal.h"
 
-static mx_http_exchange *take(mx_http *h)
+/* A body of this size keeps a worker for a second or more (60 MiB: 10 to 40 s). */
+static const size_t LARGE_BODY = (size_t)1 << 20;
+
+static bool is_large(const mx_http_exchange *x)
 {
-    pthread_mutex_lock(&h->work_lock);
-    while (h->work_head == NULL && !h->is_work_stopped) {
-        pthread_cond_wait(&h->work_cond, &h->work_lock);
+    return x->body.len >= LARGE_BODY;
+}
+
+/* Large bodies never take the last worker, so that a health check is not behind them. */
+static bool may_take(const mx_http *h, const mx_http_exchange *x)
+{
+    return !is_large(x) || h->n_large == 0 || h->n_large + 1 < h->cfg.n_workers;
+}
+
+/* The first waiting exchange that may be taken now, unlinked; NULL = none. work_lock is held. */
+static mx_http_exchange *pop_locked(mx_http *h)
+{
+    mx_http_exchange *before = NULL;
+    mx_http_exchange *x = h->work_head;
+    while (x != NULL && !may_take(h, x)) {
+        before = x;
+        x = x->next_work;
     }
-    mx_http_exchange *x = h->is_work_stopped ? NULL : h->work_head;
     if (x != NULL) {
-        h->work_head = x->next_work;
-        if (h->work_head == NULL) {
-            h->work_tail = NULL;
+        *(before != NULL ? &before->next_work : &h->work_head) = x->next_work;
+        if (h->work_tail == x) {
+            h->work_tail = before;
         }
         h->n_waiting--;
         h->n_busy++;
+        h->n_large += is_large(x);
+    }
+    return x;
+}
+
+static mx_http_exchange *take(mx_http *h)
+{
+    mx_http_exchange *x = NULL;
+    pthread_mutex_lock(&h->work_lock);
+    while (!h->is_work_stopped && (x = pop_locked(h)) == NULL) {
+        pthread_cond_wait(&h->work_cond, &h->work_lock);
     }
     pthread_mutex_unlock(&h->work_lock);
     return x;
@@ -31,6 +58,7 @@ static void *worker_main(void *arg)
     mx_http *h = arg;
     mx_http_exchange *x;
     while ((x = take(h)) != NULL) {
+        bool was_large = is_large(x);
         /* Nobody waits for the answer of a client that left while it stood in the queue: the loop
          * has then claimed the exchange first. */
         int queued = HTTP_QUEUED;
@@ -49,6 +77,10 @@ static void *worker_main(void *arg)
         mx_http_unref(x);
         pthread_mutex_lock(&h->work_lock);
         h->n_busy--;
+        h->n_large -= was_large;
+        if (was_large) {
+            pthread_cond_signal(&h->work_cond); /* another large one may have been passed over */
+        }
         pthread_mutex_unlock(&h->work_lock);
     }
     return NULL;

@@ -446,6 +446,36 @@ static void test_full_queue(void **state)
     assert_int_equal(atomic_load(&n_handled), 3);
 }
 
+/* Large bodies leave a worker to everybody else, and are served one after the other. */
+static void test_large_bodies_leave_a_worker(void **state)
+{
+    (void)state;
+    start((mx_http_config){.n_workers = 2});
+    enum { N = 3, LARGE = 2 << 20 };
+    int fds[N];
+    char head[200], *body = calloc(1, LARGE);
+    snprintf(head, sizeof head,
+             "POST /gate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n", LARGE);
+    for (int i = 0; i < N; i++) {
+        fds[i] = client_connect(server);
+        client_text(fds[i], head);
+        assert_true(client_send(fds[i], body, LARGE));
+    }
+    free(body);
+    assert_true(wait_for(&n_entered, 1, 3000));
+    sleep_ms(100);
+    assert_int_equal(atomic_load(&n_entered), 1);
+    check_alive();
+    atomic_store(&gate, 1);
+    for (int i = 0; i < N; i++) {
+        client_reply r;
+        client_read(fds[i], &r, false, 3000);
+        assert_status(&r, 200);
+        reply_free(&r);
+        close(fds[i]);
+    }
+}
+
 /* Requests that are too many for the memory of all bodies together are refused, not held. */
 static void test_body_budget(void **state)
 {
@@ -569,6 +599,7 @@ int main(void)
         cmocka_unit_test_teardown(test_connection_counts, stop),
         cmocka_unit_test_teardown(test_connection_limit, stop),
         cmocka_unit_test_teardown(test_full_queue, stop),
+        cmocka_unit_test_teardown(test_large_bodies_leave_a_worker, stop),
         cmocka_unit_test_teardown(test_body_budget, stop),
         cmocka_unit_test_teardown(test_no_descriptors, stop),
         cmocka_unit_test_teardown(test_idle_costs_nothing, stop),
