@@ -131,6 +131,7 @@ typedef struct question {
 typedef struct waiter waiter;
 struct waiter {
     waiter *next_free;
+    waiter *next_ever; /* so that a leak checker finds those that no test gave back */
     pthread_mutex_t mu;
     pthread_cond_t cond;
     unsigned n_wakes;
@@ -155,6 +156,7 @@ typedef struct answer {
 } answer;
 
 static waiter *free_waiters; /* of the thread that asks */
+static waiter *all_waiters;
 
 MX_UNUSED static waiter *take_waiter(void)
 {
@@ -167,6 +169,8 @@ MX_UNUSED static waiter *take_waiter(void)
     assert_non_null(w);
     pthread_mutex_init(&w->mu, NULL);
     pthread_cond_init(&w->cond, NULL);
+    w->next_ever = all_waiters;
+    all_waiters = w;
     return w;
 }
 

@@ -319,17 +319,18 @@ static void test_stalled_body(void **state)
 static void test_reader_that_stops(void **state)
 {
     (void)state;
-    start((mx_http_config){.send_timeout_ms = 400});
+    /* Long enough that a busy machine under a sanitizer does not look like a reader that stopped. */
+    start((mx_http_config){.send_timeout_ms = 1500});
     int fd = client_connect(server);
     client_text(fd, "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n");
     uint64_t from = mx_now_us();
     sleep_ms(100);
-    while (mx_http_n_active(server) != 0 && mx_now_us() - from < 5000000) {
+    while (mx_http_n_active(server) != 0 && mx_now_us() - from < 10000000) {
         sleep_ms(10);
     }
     uint64_t ms = (mx_now_us() - from) / 1000;
     print_message("reader that stopped: given up after %llu ms\n", (unsigned long long)ms);
-    assert_true(ms >= 300 && ms < 3000);
+    assert_true(ms >= 1100 && ms < 8000);
     close(fd);
     /* Slow, but reading: gets all of it. */
     fd = client_connect(server);
