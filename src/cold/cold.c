@@ -487,6 +487,17 @@ bool mx_cold_sweep(mx_cold *c, uint64_t timeout_us)
     return is_done;
 }
 
+void mx_cold_wait_loaded(mx_cold *c, uint64_t timeout_us)
+{
+    struct timespec until = after(CLOCK_MONOTONIC, timeout_us);
+    pthread_mutex_lock(&c->lock);
+    int rc = 0;
+    while (!c->stats.is_loaded && rc != ETIMEDOUT && !atomic_load(&c->is_stopping)) {
+        rc = pthread_cond_timedwait(&c->idle_cond, &c->lock, &until);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
 /* ---- degradation and statistics -------------------------------------------------------------- */
 
 void mx_cold_failed(mx_cold *c, mx_cold_side side, const char *what)

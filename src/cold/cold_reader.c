@@ -280,6 +280,11 @@ static mx_cold_child probe_known(mx_cold *c, const mx_cold_job *job, const mx_ha
                : (mx_cold_child){0};
 }
 
+/* A tail that goes on behind the prompt is known from manifests only. Right after the start they are
+ * being read: a moment of patience saves up to 63 tokens of computing, and a folder with so many
+ * manifests that it takes longer is not waited for. */
+static const uint64_t LOAD_WAIT_US = 250000;
+
 static void probe_tail(chain *ch, mx_cold_job *job)
 {
     mx_cold *c = ch->c;
@@ -290,6 +295,7 @@ static void probe_tail(chain *ch, mx_cold_job *job)
         return;
     }
     uint64_t position = (job->first_page + job->n_full) * MX_PAGE_TOKENS;
+    mx_cold_wait_loaded(c, LOAD_WAIT_US);
     mx_cold_child best = probe_known(c, job, parent, rest, n, position);
     for (uint32_t k = (uint32_t)mx_min_size(n, MX_PAGE_TOKENS - 1); k > best.n_common; k--) {
         mx_hash256 id = mx_page_identity(&job->root, parent, rest, k);

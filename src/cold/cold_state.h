@@ -106,6 +106,8 @@ void mx_cold_unclaim(mx_cold *c, mx_cold_job *job);
 void mx_cold_account(mx_cold *c, int64_t files, int64_t bytes);
 void mx_cold_quarantined(mx_cold *c);
 void mx_cold_want_sweep(mx_cold *c);
+/* Waits until the manifests have been read after start, at most timeout_us. For the reader thread. */
+void mx_cold_wait_loaded(mx_cold *c, uint64_t timeout_us);
 /* The limit in bytes; settles the default the first time a folder is at hand. */
 uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f);
 /* What is kept free below the limit by sweeping, so that the writer need not drop pages. */
