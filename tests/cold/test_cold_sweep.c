@@ -42,6 +42,19 @@ static void set_age(const char *path, int64_t age_s)
     assert_int_equal(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
 }
 
+/* The scan after start must not meet the files that a test makes behind its back. */
+static mx_cold *open_settled(const mx_cold_config *cfg)
+{
+    mx_cold *c = help_open(cfg);
+    mx_cold_stats stats = {0};
+    for (int i = 0; i < 10000 && !stats.is_loaded; i++) {
+        usleep(1000);
+        mx_cold_get_stats(c, &stats);
+    }
+    assert_true(stats.is_loaded);
+    return c;
+}
+
 static void age_one(const char *path, void *arg)
 {
     set_age(path, *(const int64_t *)arg);
@@ -70,7 +83,7 @@ static void test_over_budget_goes_leaf_first(void **arg)
 {
     state *s = *arg;
     enum { PAGES = 10, FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES };
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, PAGES * 64);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     usleep(20000); /* the step of file times */
@@ -79,7 +92,7 @@ static void test_over_budget_goes_leaf_first(void **arg)
     mx_cold_close(c);
 
     s->cfg.max_bytes = 25 * FILE_BYTES;
-    c = help_open(&s->cfg);
+    c = open_settled(&s->cfg);
     sweep(c);
     char v1[300];
     snprintf(v1, sizeof v1, "%s/v1", s->dir);
@@ -105,7 +118,7 @@ static void test_over_budget_goes_leaf_first(void **arg)
 static void test_reading_makes_young(void **arg)
 {
     state *s = *arg;
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 640);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     talk_make(&s->other, &s->root, 2, 0, 640);
@@ -115,7 +128,7 @@ static void test_reading_makes_young(void **arg)
     assert_int_equal(help_read_talk(c, &s->talk, 640), 640);
     mx_cold_close(c);
     s->cfg.max_bytes = 24 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
-    c = help_open(&s->cfg);
+    c = open_settled(&s->cfg);
     sweep(c);
     assert_int_equal(help_read_talk(c, &s->talk, 640), 640);
     assert_true(help_read_talk(c, &s->other, 640) < 640);
@@ -126,12 +139,12 @@ static void test_young_files_are_never_deleted(void **arg)
 {
     state *s = *arg;
     s->cfg.tuning.delete_age_s = 0; /* the default: 10 minutes */
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 640);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     mx_cold_close(c);
     s->cfg.max_bytes = 4 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
-    c = help_open(&s->cfg);
+    c = open_settled(&s->cfg);
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".page"), 10);
     /* Over the limit nothing is added, and that is not a fault of the folder. */
@@ -159,7 +172,7 @@ static void test_writer_starts_the_sweep(void **arg)
     state *s = *arg;
     s->cfg.max_bytes = 40 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
     s->cfg.tuning.retry_us = 1000;
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     size_t n_ok = 0;
     for (uint64_t i = 0; i < 40; i++) {
         talk_make(&s->talk, &s->root, i, 0, 4 * 64);
@@ -179,7 +192,7 @@ static void test_superseded_partial_pages_go(void **arg)
 {
     state *s = *arg;
     for (int reopen = 0; reopen < 2; reopen++) {
-        mx_cold *c = help_open(&s->cfg);
+        mx_cold *c = open_settled(&s->cfg);
         talk_make(&s->talk, &s->root, (uint64_t)reopen, 0, 64 + 20);
         assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
         /* A branch that leaves inside of the partial page keeps it alive. */
@@ -194,7 +207,7 @@ static void test_superseded_partial_pages_go(void **arg)
         assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
         if (reopen) { /* known by manifests and page heads alone */
             mx_cold_close(c);
-            c = help_open(&s->cfg);
+            c = open_settled(&s->cfg);
         }
         sweep(c);
         sweep(c);
@@ -212,8 +225,7 @@ static void test_superseded_partial_pages_go(void **arg)
 static void test_superfluous_manifests_go(void **arg)
 {
     state *s = *arg;
-    mx_cold *c = help_open(&s->cfg);
-    sweep(c); /* the scan after start must not meet the files that are counted below */
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 64);
     for (int i = 1; i <= 5; i++) {
         talk_cut(&s->talk, (size_t)i * 64);
@@ -252,7 +264,7 @@ static void test_leftovers_and_foreign_names(void **arg)
 {
     state *s = *arg;
     char path[700];
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 70);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     snprintf(path, sizeof path, "%s/trash", s->root_dir);
@@ -297,7 +309,7 @@ static void test_leftovers_and_foreign_names(void **arg)
 static void test_times_in_the_future(void **arg)
 {
     state *s = *arg;
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 64);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     int64_t age = -1000000;
@@ -326,7 +338,7 @@ static void test_limit_covers_all_models(void **arg)
     int64_t age = 100;
     help_each_file(s->dir, ".page", age_one, &age);
     s->cfg.max_bytes = 16 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
-    c = help_open(&s->cfg);
+    c = open_settled(&s->cfg);
     sweep(c);
     talk_make(&s->talk, &s->root, 1, 0, 256);
     mx_err err = help_write_talk(c, &s->talk);
@@ -346,7 +358,7 @@ static void test_limit_covers_all_models(void **arg)
 static void check_refused(state *s, const char *why)
 {
     talk_make(&s->talk, &s->root, 1, 0, 70);
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     mx_err err = help_write_page(c, &s->talk, 0);
     assert_true(err == MX_E_DENIED || err == MX_E_IO); /* the latter when the sweep met it first */
     assert_int_equal(help_read_talk(c, &s->talk, 70), 0);
@@ -405,7 +417,7 @@ static void test_removed_while_running(void **arg)
 {
     state *s = *arg;
     s->cfg.tuning.retry_us = 1;
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 200);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
@@ -432,7 +444,7 @@ static void test_small_and_vanishing_disk(void **arg)
     snprintf(dir, sizeof dir, "%s/cache", disk);
     s->cfg.dir = dir;
     s->cfg.tuning.retry_us = 1;
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, MAX_PAGES * 64);
     mx_err err = help_write_talk(c, &s->talk);
     mx_cold_stats st;
@@ -472,7 +484,7 @@ static void test_remove_all(void **arg)
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(unlink(path), 0);
     /* ours, with everything that can be in it */
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 300);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     sweep(c);
