@@ -9,7 +9,10 @@
  * appender) may write the next row; every other fork copies the rows it needs into a page of its
  * own.
  *
- * Ownership and threads: pool, pages and sequences belong to the engine thread. Other threads may
+ * Models with recurrent layers have a state beside the pages, valid at one position only: it can be
+ * shared, but not cut. Pages of such models hold only the layers that do have keys and values.
+ *
+ * Ownership and threads: pool, pages, states and sequences belong to the engine thread. Other threads may
  * read committed payload rows, their tokens, and index of a page on which a reference is held for
  * them (id, too, once the page is sealed); the compute pool writes reserved rows on the engine's
  * behalf. Everything else in a page, reference counts and the parent pointer above all, is read and
@@ -24,10 +27,11 @@
 #include "kernels/kern.h"
 
 typedef struct mx_kv_shape {
-    uint32_t n_layers;
+    uint32_t n_layers;  /* that have keys and values */
     uint32_t n_kv_heads;
     uint32_t head_dim;
     mx_kv_type type;
+    size_t state_bytes; /* everything else of one sequence at one position; 0 = there is nothing */
 } mx_kv_shape;
 
 /* Payload bytes of a page: a multiple of 4096. 0 when the shape is impossible. */
@@ -56,7 +60,8 @@ struct mx_page {
 
 typedef struct mx_kv_pool mx_kv_pool;
 
-/* Reserves address space for max_pages; memory is committed and pre-faulted slab by slab. */
+/* Reserves address space for max_pages; memory is committed and pre-faulted slab by slab. MX_E_LIMIT
+ * when one sequence with its states would not fit. */
 mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages,
                          mx_errbuf *eb);
 void mx_kv_pool_destroy(mx_kv_pool *p); /* all pages must have been released: asserted */
@@ -64,7 +69,8 @@ const mx_kv_shape *mx_kv_pool_shape(const mx_kv_pool *p);
 size_t mx_kv_pool_page_bytes(const mx_kv_pool *p);
 /* Falls to what could be committed (with a warning) when the system runs out of memory. */
 size_t mx_kv_pool_max(const mx_kv_pool *p);
-size_t mx_kv_pool_used(const mx_kv_pool *p);
+size_t mx_kv_pool_used(const mx_kv_pool *p); /* pages, and states as state_pages each */
+size_t mx_kv_pool_state_pages(const mx_kv_pool *p); /* what one state counts; 0 = there are none */
 
 /* A zeroed page (payload and fields) with one reference, no parent; NULL when the pool is
  * exhausted. Never uses the heap. Zeroing happens here and not when a page is given back: a
@@ -109,6 +115,29 @@ void mx_kv_pool_set_poison(mx_kv_pool *p, bool on);
 mx_hash256 mx_page_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
                             const int32_t *tokens, uint32_t n_tokens);
 
+/* ---- states ----------------------------------------------------------------------------------- */
+
+/* The recurrent state behind n_tokens tokens. Its bytes in RAM are its bytes on disk; what they mean
+ * is the model's business, and its layout part of the root. Immutable once it belongs to a sequence
+ * as `state`: snapshots are references. Other threads may read n_tokens and data of a state on which
+ * a reference is held for them. */
+typedef struct mx_kvstate mx_kvstate;
+struct mx_kvstate {
+    uint8_t *data;         /* [shape.state_bytes], 64-byte aligned */
+    uint64_t n_tokens;
+    uint32_t refs;         /* engine thread only */
+    mx_kvstate *next;      /* pool */
+    mx_kvstate *next_free; /* pool */
+};
+
+/* A state with one reference whose data is undefined, n_tokens 0. NULL when the pool's budget, of
+ * which a state takes mx_kv_pool_state_pages pages, or memory is exhausted. The shape must have
+ * states. Recycled ones come first: then the heap is not asked. */
+mx_kvstate *mx_kvstate_alloc(mx_kv_pool *p);
+mx_kvstate *mx_kvstate_ref(mx_kvstate *st); /* returns st */
+/* Drops a reference; the last one recycles the memory. NULL is allowed. */
+void mx_kvstate_unref(mx_kv_pool *p, mx_kvstate *st);
+
 /* ---- sequences -------------------------------------------------------------------------------- */
 
 /* A chain of pages and how many tokens of it are ours. One owner, the engine thread. */
@@ -121,29 +150,38 @@ typedef struct mx_seq {
     size_t n_tokens;     /* committed tokens */
     size_t n_reserved;   /* tokens for which writable rows exist beyond n_tokens (uncommitted) */
     bool has_right;      /* ours is the append right of the page that takes row n_tokens */
+    mx_kvstate *state;   /* at n_tokens (a reference); NULL at 0 tokens or when there are none */
+    mx_kvstate *next;    /* ours alone: takes the state behind the rows that are being computed */
 } mx_seq;
 
 void mx_seq_init(mx_seq *s, mx_kv_pool *pool, const mx_hash256 *root);
 void mx_seq_free(mx_seq *s); /* drops all references; safe on a zeroed struct */
 
 /* Makes rows for (at least) n_new tokens behind n_tokens writable: takes the append right of the
- * last page or copies its rows, allocates pages. What is reserved already counts. MX_E_FULL
- * (nothing changed but what was already reserved) when the pool is exhausted, MX_E_NOMEM
- * likewise. */
+ * last page or copies its rows, allocates pages, and `next` where the shape has states. What is
+ * reserved already counts. MX_E_FULL (nothing changed but what was already reserved) when the pool is
+ * exhausted, MX_E_NOMEM likewise. */
 mx_err mx_seq_reserve(mx_seq *s, size_t n_new);
 /* The n_new tokens' rows have been written: they become part of the sequence; full pages are sealed
- * and get their identity. n_new <= reserved. */
+ * and get their identity. n_new <= reserved. With states, n_new must be all rows that were computed:
+ * `next`, which the forward pass has written, becomes the state. */
 void mx_seq_commit(mx_seq *s, const int32_t *tokens, size_t n_new);
-/* Forgets reserved, uncommitted rows and returns pages that hold nothing else. */
+/* Forgets reserved, uncommitted rows and returns pages that hold nothing else, and `next`. */
 void mx_seq_rollback(mx_seq *s);
-/* Shortens to n_tokens (a fork of the last page happens at the next reserve). */
+/* Shortens to n_tokens (a fork of the last page happens at the next reserve). A state cannot be cut:
+ * a sequence that has one becomes empty unless n_tokens is what it has. */
 void mx_seq_cut(mx_seq *s, size_t n_tokens);
 /* Adds a page that continues the chain (parent and index already right); takes over the caller's
  * reference (not on failure, MX_E_NOMEM). n_rows of it become part of the sequence; only the last
  * page may be partial, nothing may be reserved. A partial page of which all rows are used and
  * nobody has the append right gives it to the sequence. */
 mx_err mx_seq_push_page(mx_seq *s, mx_page *page, uint32_t n_rows) MX_MUST_CHECK;
-/* Makes dst (initialised, empty, same pool and root) share the first n_tokens <= src->n_tokens. */
+/* Gives a sequence whose pages have been pushed its state; takes over the caller's reference, also
+ * one that the sequence had before. MX_E_INVALID (nothing taken over) when st->n_tokens is not
+ * seq->n_tokens, which the caller must prevent: asserted. */
+mx_err mx_seq_set_state(mx_seq *s, mx_kvstate *st);
+/* Makes dst (initialised, empty, same pool and root) share the first n_tokens <= src->n_tokens. With
+ * states only all of them or none: MX_E_INVALID otherwise. */
 mx_err mx_seq_fork(mx_seq *dst, const mx_seq *src, size_t n_tokens) MX_MUST_CHECK;
 
 /* Full invariant walk; aborts with a message on a violation. Compiled in debug builds, a no-op in

@@ -12,9 +12,11 @@
  * (untouched parts of which cost no memory), so that taking a page never goes to the heap.
  *
  * Recycled pages wait on the dirty list and are zeroed when they are taken or, better, by idle
- * work. Under AddressSanitizer the payload of a free page may not be touched.
+ * work. Under AddressSanitizer the payload of a free page may not be touched. Recurrent states
+ * (kv_state.c) have memory of their own inside the same budget: where a state is to be made and
+ * pages have taken all of it, free pages become bare, that is the system gets their memory back.
  */
-#include "kv/kv.h"
+#include "kv/kv_internal.h"
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -28,23 +30,6 @@
 #include <stdlib.h>
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
-#define KV_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define KV_ASAN 1
-#endif
-#endif
-
-#ifdef KV_ASAN
-#include <sanitizer/asan_interface.h>
-#define HIDE(ptr, n) ASAN_POISON_MEMORY_REGION(ptr, n)
-#define SHOW(ptr, n) ASAN_UNPOISON_MEMORY_REGION(ptr, n)
-#else
-#define HIDE(ptr, n) ((void)(ptr), (void)(n))
-#define SHOW(ptr, n) ((void)(ptr), (void)(n))
-#endif
-
 /* Absent from older headers; the value is the kernel's. */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -52,27 +37,9 @@
 
 enum {
     OS_PAGE = 4096,
-    HUGE_PAGE = 2 << 20,
     /* Large enough that populating is rare (a slab is ten pages of the default model, 640 tokens),
      * small enough to take a few milliseconds. Not measured on machines with slow page clearing. */
     SLAB_BYTES = 16 << 20,
-};
-
-struct mx_kv_pool {
-    mx_kv_shape shape;
-    size_t page_bytes;
-    size_t max_pages;
-    size_t n_used;
-    size_t n_known;         /* pages that have been on a free list at least once: committed */
-    uint8_t *map;           /* what mmap gave */
-    size_t map_bytes;
-    uint8_t *base;
-    size_t committed_bytes; /* from base, a multiple of HUGE_PAGE */
-    size_t span_bytes;      /* all pages, rounded up to HUGE_PAGE */
-    mx_page *pages;         /* [max_pages] */
-    mx_page *clean;         /* free, payload zero */
-    mx_page *dirty;         /* free, payload to be zeroed */
-    bool poison;
 };
 
 mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages,
@@ -83,6 +50,12 @@ mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_
     if (page_bytes == 0 || max_pages == 0) {
         return mx_fail(eb, MX_E_INVALID, "KV pool: impossible shape (%u layers, %u heads of %u) or "
                        "no pages", shape->n_layers, shape->n_kv_heads, shape->head_dim);
+    }
+    const size_t state_pages = (shape->state_bytes + page_bytes - 1) / page_bytes;
+    if (state_pages > 0 && (max_pages - 1) / 2 < state_pages) {
+        /* A sequence that goes on has one state behind it and one being written. */
+        return mx_fail(eb, MX_E_LIMIT, "KV pool: %zu pages of %zu KiB are too few: the state of one "
+                       "sequence takes two times %zu", max_pages, page_bytes >> 10, state_pages);
     }
     size_t span;
     if (!mx_mul_ok(page_bytes, max_pages, &span) || span > SIZE_MAX / 4) {
@@ -96,8 +69,9 @@ mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_
     p->shape = *shape;
     p->page_bytes = page_bytes;
     p->max_pages = max_pages;
-    p->span_bytes = mx_round_up(span, HUGE_PAGE);
-    p->map_bytes = p->span_bytes + HUGE_PAGE;
+    p->state_pages = state_pages;
+    p->span_bytes = mx_round_up(span, MX_HUGE_PAGE);
+    p->map_bytes = p->span_bytes + MX_HUGE_PAGE;
     p->pages = mx_calloc(max_pages, sizeof *p->pages);
     if (p->pages == NULL) {
         mx_free(p);
@@ -113,7 +87,7 @@ mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_
                              span >> 20);
     }
     p->map = map;
-    p->base = p->map + (-(uintptr_t)map & (HUGE_PAGE - 1));
+    p->base = p->map + (-(uintptr_t)map & (MX_HUGE_PAGE - 1));
     /* Only advice: without huge pages everything works, a little slower. */
     (void)madvise(p->base, p->span_bytes, MADV_HUGEPAGE);
     *out = p;
@@ -126,7 +100,8 @@ void mx_kv_pool_destroy(mx_kv_pool *p)
         return;
     }
     assert(p->n_used == 0 && "a page is still referenced");
-    SHOW(p->base, p->committed_bytes);
+    mx_kvstate_destroy_all(p);
+    MX_KV_SHOW(p->base, p->committed_bytes);
     int rc = munmap(p->map, p->map_bytes);
     assert(rc == 0);
     (void)rc;
@@ -151,7 +126,12 @@ size_t mx_kv_pool_max(const mx_kv_pool *p)
 
 size_t mx_kv_pool_used(const mx_kv_pool *p)
 {
-    return p->n_used;
+    return p->n_used + (p->n_states - p->n_free_states) * p->state_pages;
+}
+
+size_t mx_kv_pool_state_pages(const mx_kv_pool *p)
+{
+    return p->state_pages;
 }
 
 void mx_kv_pool_set_poison(mx_kv_pool *p, bool on)
@@ -159,7 +139,7 @@ void mx_kv_pool_set_poison(mx_kv_pool *p, bool on)
     p->poison = on;
 }
 
-static bool populate(uint8_t *at, size_t n_bytes)
+bool mx_kv_populate(uint8_t *at, size_t n_bytes)
 {
     if (madvise(at, n_bytes, MADV_POPULATE_WRITE) == 0) {
         return true;
@@ -174,33 +154,46 @@ static bool populate(uint8_t *at, size_t n_bytes)
     return true;
 }
 
-/* Commits the next slab, at least one page of it. False when the system has no memory: then the
- * pool ends where it is, so that "full" and "evict until there is room" mean what they say. */
+/* Pages that have memory, and pages' worth of memory that states have. */
+static size_t resident(const mx_kv_pool *p)
+{
+    return p->n_known - p->n_bare + p->n_states * p->state_pages;
+}
+
+/* The system has no memory: the pool ends where it is, so that "full" and "evict until there is
+ * room" mean what they say. */
+static void limit_pool(mx_kv_pool *p)
+{
+    mx_log(MX_LOG_WARN, "kv_pool_limited: reason=\"%s\" pages=%zu configured=%zu (a "
+           "smaller --kv-budget avoids this)", strerror(errno), resident(p), p->max_pages);
+    p->max_pages = resident(p);
+}
+
+/* Commits the next slab: at least one page of it, which fits the budget. */
 static bool commit_slab(mx_kv_pool *p)
 {
-    size_t want = mx_round_up((p->n_known + 1) * p->page_bytes, HUGE_PAGE);
+    const size_t n_most = p->n_known + (p->max_pages - resident(p));
+    size_t want = mx_round_up((p->n_known + 1) * p->page_bytes, MX_HUGE_PAGE);
     want = mx_max_size(want, p->committed_bytes + SLAB_BYTES);
-    want = mx_min_size(want, p->span_bytes);
+    want = mx_min_size(want, mx_round_up(n_most * p->page_bytes, MX_HUGE_PAGE));
+    want = mx_max_size(want, p->committed_bytes);
     uint8_t *at = p->base + p->committed_bytes;
     size_t n_bytes = want - p->committed_bytes;
     if (n_bytes > 0) {
-        if (mprotect(at, n_bytes, PROT_READ | PROT_WRITE) != 0 || !populate(at, n_bytes)) {
-            mx_log(MX_LOG_WARN, "kv_pool_limited: reason=\"%s\" pages=%zu configured=%zu (a "
-                   "smaller --kv-budget avoids this)", strerror(errno), p->n_known,
-                   p->max_pages);
-            p->max_pages = p->n_known;
+        if (mprotect(at, n_bytes, PROT_READ | PROT_WRITE) != 0 || !mx_kv_populate(at, n_bytes)) {
+            limit_pool(p);
             return false;
         }
         p->committed_bytes = want;
     }
-    size_t n_pages = mx_min_size(want / p->page_bytes, p->max_pages);
+    size_t n_pages = mx_min_size(want / p->page_bytes, n_most);
     /* Pushed in descending order, so that pages are handed out in ascending order of address. */
     for (size_t i = n_pages; i-- > p->n_known;) {
         mx_page *page = &p->pages[i];
         page->payload = p->base + i * p->page_bytes;
         page->next_free = p->clean;
         p->clean = page;
-        HIDE(page->payload, p->page_bytes);
+        MX_KV_HIDE(page->payload, p->page_bytes);
     }
     p->n_known = n_pages;
     return true;
@@ -214,15 +207,60 @@ static mx_page *pop(mx_page **list)
     return page;
 }
 
+static void push(mx_page **list, mx_page *page)
+{
+    page->next_free = *list;
+    *list = page;
+}
+
+/* Puts at least one page on the clean list, within the budget. */
+static bool find_memory(mx_kv_pool *p)
+{
+    if (resident(p) >= p->max_pages) {
+        return false;
+    }
+    if (p->bare == NULL) {
+        return commit_slab(p);
+    }
+    mx_page *page = p->bare;
+    if (!mx_kv_populate(page->payload, p->page_bytes)) {
+        limit_pool(p);
+        return false;
+    }
+    (void)pop(&p->bare);
+    p->n_bare--;
+    push(&p->clean, page);
+    return true;
+}
+
+void mx_kv_pool_make_room(mx_kv_pool *p)
+{
+    while (resident(p) + p->state_pages > p->max_pages && (p->dirty != NULL || p->clean != NULL)) {
+        mx_page *page = pop(p->dirty != NULL ? &p->dirty : &p->clean);
+        MX_KV_SHOW(page->payload, p->page_bytes);
+        if (madvise(page->payload, p->page_bytes, MADV_DONTNEED) != 0) {
+            /* Not known to happen with memory of this kind; costs memory, and nothing else. */
+            memset(page->payload, 0, p->page_bytes);
+        }
+        MX_KV_HIDE(page->payload, p->page_bytes);
+        page->is_dirty = false;
+        push(&p->bare, page);
+        p->n_bare++;
+    }
+}
+
 mx_page *mx_page_alloc(mx_kv_pool *p)
 {
-    if (p->clean == NULL && p->dirty == NULL) {
-        if (p->n_known == p->max_pages || !commit_slab(p)) {
+    if (mx_kv_pool_used(p) >= p->max_pages) {
+        return NULL;
+    }
+    while (p->clean == NULL && p->dirty == NULL && !find_memory(p)) {
+        if (!mx_kvstate_release_one(p)) {
             return NULL;
         }
     }
     mx_page *page = pop(p->clean != NULL ? &p->clean : &p->dirty);
-    SHOW(page->payload, p->page_bytes);
+    MX_KV_SHOW(page->payload, p->page_bytes);
     if (p->poison) {
         memset(page->payload, 0xFF, p->page_bytes);
     } else if (page->is_dirty) {
@@ -245,15 +283,14 @@ mx_page *mx_page_alloc(mx_kv_pool *p)
 bool mx_kv_pool_idle(mx_kv_pool *p)
 {
     if (p->dirty == NULL) {
-        return p->clean == NULL && p->n_known < p->max_pages && commit_slab(p);
+        return p->clean == NULL && find_memory(p);
     }
     mx_page *page = pop(&p->dirty);
-    SHOW(page->payload, p->page_bytes);
+    MX_KV_SHOW(page->payload, p->page_bytes);
     memset(page->payload, 0, p->page_bytes);
-    HIDE(page->payload, p->page_bytes);
+    MX_KV_HIDE(page->payload, p->page_bytes);
     page->is_dirty = false;
-    page->next_free = p->clean;
-    p->clean = page;
+    push(&p->clean, page);
     return true;
 }
 
@@ -274,10 +311,9 @@ void mx_page_unref(mx_kv_pool *p, mx_page *page)
         assert(page->owner == NULL && "the bank's node must let go of a page first");
         mx_page *parent = page->parent;
         page->parent = NULL;
-        page->next_free = p->dirty;
-        p->dirty = page;
+        push(&p->dirty, page);
         p->n_used--;
-        HIDE(page->payload, p->page_bytes);
+        MX_KV_HIDE(page->payload, p->page_bytes);
         page = parent;
     }
 }
@@ -320,7 +356,7 @@ static size_t check_free_list(const mx_kv_pool *p, const mx_page *list, bool is_
 void mx_kv_pool_check(const mx_kv_pool *p)
 {
     size_t n_used = 0;
-    require(p->n_known <= p->max_pages && p->n_known * p->page_bytes <= p->committed_bytes, p, NULL,
+    require(p->n_known * p->page_bytes <= p->committed_bytes, p, NULL,
             "more pages than committed memory");
     for (size_t i = 0; i < p->n_known; i++) {
         p->pages[i].n_seen = 0;
@@ -350,7 +386,11 @@ void mx_kv_pool_check(const mx_kv_pool *p)
                 "a page that is not sealed has a child");
     }
     require(n_used == p->n_used, p, NULL, "count of used pages is wrong");
+    size_t n_bare = check_free_list(p, p->bare, false);
     size_t n_free = check_free_list(p, p->clean, false) + check_free_list(p, p->dirty, true);
+    require(n_bare == p->n_bare, p, NULL, "count of bare pages is wrong");
+    mx_kvstate_check_all(p);
+    n_free += n_bare;
     require(n_used + n_free == p->n_known, p, NULL, "a page is neither used nor free");
 }
 #else

@@ -31,6 +31,7 @@ static bool shape_is_possible(const mx_kv_shape *s)
 {
     return s->n_layers - 1u < max_dimension && s->n_kv_heads - 1u < max_dimension &&
            s->head_dim - 1u < max_dimension && (s->type == MX_KV_F16 || s->type == MX_KV_F32) &&
+           s->state_bytes <= max_payload_bytes &&
            (uint64_t)s->n_layers * s->n_kv_heads <= max_payload_bytes &&
            (uint64_t)s->n_layers * s->n_kv_heads * 2 *
                    mx_kv_tile_bytes(s->type, s->head_dim) <= max_payload_bytes;

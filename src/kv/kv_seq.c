@@ -9,6 +9,9 @@
  * below anybody's count never change, rows above are invisible. A sequence that sees fewer rows
  * than the page has, or comes second, copies its rows when (and only when) it wants to go on
  * writing.
+ *
+ * Where the model has recurrent layers, two states go with it: the one at n_tokens, which others may
+ * share, and the one that the next rows are being computed into. A commit exchanges them.
  */
 #include "kv/kv.h"
 
@@ -57,6 +60,7 @@ void mx_seq_free(mx_seq *s)
         mx_seq_rollback(s);
         drop_right(s);
         drop_pages(s, 0);
+        mx_kvstate_unref(s->pool, s->state);
     }
     mx_free(s->pages);
     *s = (mx_seq){0};
@@ -105,9 +109,12 @@ static void replace_tail(mx_seq *s, mx_page *copy, uint32_t n_rows)
 mx_err mx_seq_reserve(mx_seq *s, size_t n_new)
 {
     size_t total, n_old = s->n_pages;
-    if (n_new <= s->n_reserved) {
+    const bool wants_state = n_new > 0 && s->next == NULL && mx_kv_pool_state_pages(s->pool) > 0;
+    assert(mx_kv_pool_state_pages(s->pool) == 0 || (s->state != NULL) == (s->n_tokens > 0));
+    if (n_new <= s->n_reserved && !wants_state) {
         return MX_OK;
     }
+    n_new = mx_max_size(n_new, s->n_reserved);
     if (!mx_add_ok(s->n_tokens, n_new, &total)) {
         return MX_E_FULL;
     }
@@ -116,6 +123,7 @@ mx_err mx_seq_reserve(mx_seq *s, size_t n_new)
     uint32_t n_rows = (uint32_t)(s->n_tokens % MX_PAGE_TOKENS);
     tail_access access = tail_access_of(s, n_rows > 0 ? s->pages[at] : NULL, n_rows);
     size_t n_need = n_want - n_old + (access == TAIL_COPY);
+    n_need += wants_state ? mx_kv_pool_state_pages(s->pool) : 0;
     /* Asked first, because a failed attempt would have zeroed pages for nothing. */
     if (n_need > mx_kv_pool_max(s->pool) - mx_kv_pool_used(s->pool)) {
         return MX_E_FULL;
@@ -124,7 +132,9 @@ mx_err mx_seq_reserve(mx_seq *s, size_t n_new)
         return MX_E_NOMEM;
     }
     mx_page *copy = NULL;
-    bool got_all = access != TAIL_COPY || (copy = mx_page_alloc(s->pool)) != NULL;
+    mx_kvstate *next = wants_state ? mx_kvstate_alloc(s->pool) : NULL;
+    bool got_all = (next != NULL) == wants_state &&
+                   (access != TAIL_COPY || (copy = mx_page_alloc(s->pool)) != NULL);
     while (got_all && s->n_pages < n_want) {
         mx_page *page = mx_page_alloc(s->pool);
         got_all = page != NULL;
@@ -135,9 +145,11 @@ mx_err mx_seq_reserve(mx_seq *s, size_t n_new)
     if (!got_all) {
         drop_pages(s, n_old);
         mx_page_unref(s->pool, copy);
+        mx_kvstate_unref(s->pool, next);
         return MX_E_FULL;
     }
 
+    s->next = wants_state ? next : s->next;
     if (access == TAIL_COPY) {
         replace_tail(s, copy, n_rows);
     } else if (access == TAIL_SHRINK) {
@@ -160,6 +172,12 @@ mx_err mx_seq_reserve(mx_seq *s, size_t n_new)
 void mx_seq_commit(mx_seq *s, const int32_t *tokens, size_t n_new)
 {
     assert(n_new <= s->n_reserved);
+    if (n_new > 0 && mx_kv_pool_state_pages(s->pool) > 0) {
+        assert(s->next != NULL && s->next->n_tokens == s->n_tokens + n_new);
+        mx_kvstate_unref(s->pool, s->state);
+        s->state = s->next;
+        s->next = NULL;
+    }
     while (n_new > 0) {
         size_t at = s->n_tokens / MX_PAGE_TOKENS;
         uint32_t row = (uint32_t)(s->n_tokens % MX_PAGE_TOKENS);
@@ -198,6 +216,8 @@ void mx_seq_rollback(mx_seq *s)
         drop_pages(s, n_keep);
     }
     s->n_reserved = 0;
+    mx_kvstate_unref(s->pool, s->next);
+    s->next = NULL;
 }
 
 void mx_seq_cut(mx_seq *s, size_t n_tokens)
@@ -207,9 +227,12 @@ void mx_seq_cut(mx_seq *s, size_t n_tokens)
     if (n_tokens == s->n_tokens) {
         return;
     }
+    n_tokens = mx_kv_pool_state_pages(s->pool) > 0 ? 0 : n_tokens;
     drop_right(s);
     drop_pages(s, pages_for(n_tokens));
     s->n_tokens = n_tokens;
+    mx_kvstate_unref(s->pool, s->state);
+    s->state = NULL;
 }
 
 mx_err mx_seq_push_page(mx_seq *s, mx_page *page, uint32_t n_rows)
@@ -228,9 +251,23 @@ mx_err mx_seq_push_page(mx_seq *s, mx_page *page, uint32_t n_rows)
     return MX_OK;
 }
 
+mx_err mx_seq_set_state(mx_seq *s, mx_kvstate *st)
+{
+    assert(s->n_tokens > 0 && st->n_tokens == s->n_tokens && s->n_reserved == 0);
+    if (st->n_tokens != s->n_tokens) {
+        return MX_E_INVALID;
+    }
+    mx_kvstate_unref(s->pool, s->state);
+    s->state = st;
+    return MX_OK;
+}
+
 mx_err mx_seq_fork(mx_seq *dst, const mx_seq *src, size_t n_tokens)
 {
     assert(dst->n_pages == 0 && dst->pool == src->pool && n_tokens <= src->n_tokens);
+    if (mx_kv_pool_state_pages(src->pool) > 0 && n_tokens != 0 && n_tokens != src->n_tokens) {
+        return MX_E_INVALID;
+    }
     for (size_t i = 0; i < pages_for(n_tokens); i++) {
         size_t left = n_tokens - i * MX_PAGE_TOKENS;
         mx_page *page = mx_page_ref(src->pages[i]);
@@ -243,6 +280,7 @@ mx_err mx_seq_fork(mx_seq *dst, const mx_seq *src, size_t n_tokens)
             return e;
         }
     }
+    dst->state = n_tokens > 0 && src->state != NULL ? mx_kvstate_ref(src->state) : NULL;
     return MX_OK;
 }
 
@@ -274,8 +312,21 @@ static void check_committed(const mx_seq *s, size_t at, const mx_page *page)
     }
 }
 
+static void check_states(const mx_seq *s)
+{
+    const bool has_states = mx_kv_pool_state_pages(s->pool) > 0;
+    require((s->state != NULL) == (has_states && s->n_tokens > 0), 0, "a state too many or few");
+    require(s->state == NULL || (s->state->refs > 0 && s->state->n_tokens == s->n_tokens), 0,
+            "the state of another position");
+    require(s->next == NULL || (has_states && s->next->refs == 1 && s->next != s->state), 0,
+            "the state to be written is shared");
+}
+
 void mx_seq_check(const mx_seq *s)
 {
+    if (s->pool != NULL) {
+        check_states(s);
+    }
     require(s->n_pages <= s->pages_cap, 0, "more pages than room");
     require(s->n_pages == pages_for(s->n_tokens + s->n_reserved), 0, "wrong number of pages");
     for (size_t i = 0; i < s->n_pages; i++) {

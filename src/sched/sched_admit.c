@@ -17,18 +17,20 @@ enum {
 };
 
 /* Pages that a run may need before somebody has to make room: its tokens, MX_ADMIT_TOKENS of
- * answer, and one for the copied tail. Sharing makes it less; this is the safe side. */
-static size_t pages_wanted(const mx_request *r)
+ * answer, one for the copied tail, and the recurrent states before and behind its next rows. Sharing
+ * makes it less; this is the safe side. */
+static size_t pages_wanted(const mx_engine *e, const mx_request *r)
 {
     size_t answer = mx_min_size(r->max_total - r->n_tokens, MX_ADMIT_TOKENS);
-    return (r->n_tokens + answer + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS + 1;
+    size_t n_states = 2 * mx_kv_pool_state_pages(e->pool);
+    return (r->n_tokens + answer + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS + 1 + n_states;
 }
 
 static bool has_room(const mx_engine *e, const mx_request *r)
 {
-    size_t sum = pages_wanted(r);
+    size_t sum = pages_wanted(e, r);
     for (const mx_request *o = e->runs; o != NULL; o = o->next) {
-        sum += pages_wanted(o);
+        sum += pages_wanted(e, o);
     }
     return e->runs == NULL || sum <= mx_kv_pool_max(e->pool);
 }

@@ -146,7 +146,7 @@ static bool take_from_writer(mx_engine *e)
  * give way, so there is always somebody who ends. */
 static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
 {
-    size_t n_pages = n / MX_PAGE_TOKENS + 2;
+    size_t n_pages = n / MX_PAGE_TOKENS + 2 + mx_kv_pool_state_pages(e->pool);
     while (mx_seq_reserve(&r->seq, n) != MX_OK) {
         if (mx_bank_evict(e->bank, n_pages) > 0) {
             continue;

@@ -25,7 +25,7 @@ enum {
     GAP = 8,
 };
 
-static const mx_kv_shape shape = {1, 2, 4, MX_KV_F16};
+static const mx_kv_shape shape = {1, 2, 4, MX_KV_F16, 0};
 
 /* A stored token list; its end may be an entry. */
 typedef struct list {

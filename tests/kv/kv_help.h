@@ -84,7 +84,27 @@ MX_INLINE mx_page *help_page_of(const mx_seq *s, size_t pos)
     return s->pages[pos / MX_PAGE_TOKENS];
 }
 
-/* Computes the rows of tokens[s->n_tokens .. n - 1]; tokens is the whole list. */
+/* Writes the state behind the prefix of n tokens with that hash. */
+MX_INLINE void help_write_state(const mx_kv_shape *s, mx_kvstate *st, size_t n, uint64_t hash)
+{
+    for (size_t i = 0; i < s->state_bytes; i++) {
+        st->data[i] = (uint8_t)help_mix(hash + ~i);
+    }
+    st->n_tokens = n;
+}
+
+MX_INLINE bool help_state_is(const mx_kv_shape *s, const mx_kvstate *st, size_t n, uint64_t hash)
+{
+    for (size_t i = 0; i < s->state_bytes; i++) {
+        if (st->data[i] != (uint8_t)help_mix(hash + ~i)) {
+            return false;
+        }
+    }
+    return st->n_tokens == n;
+}
+
+/* Computes the rows of tokens[s->n_tokens .. n - 1] and the state behind them; tokens is the whole
+ * list. */
 MX_INLINE mx_err help_feed(mx_seq *s, const int32_t *tokens, size_t n)
 {
     size_t from = s->n_tokens;
@@ -97,6 +117,9 @@ MX_INLINE mx_err help_feed(mx_seq *s, const int32_t *tokens, size_t n)
         h = help_extend(h, tokens[i]);
         help_write_row(mx_kv_pool_shape(s->pool), help_page_of(s, i)->payload, i % MX_PAGE_TOKENS,
                        h);
+    }
+    if (s->next != NULL) {
+        help_write_state(mx_kv_pool_shape(s->pool), s->next, n, h);
     }
     mx_seq_commit(s, tokens + from, n - from);
     return MX_OK;
@@ -118,6 +141,10 @@ MX_INLINE void help_check_rows(const mx_seq *s, const int32_t *tokens, uint64_t 
             fail_msg("seed %llu: the row at position %zu belongs to another prefix",
                      (unsigned long long)seed, i);
         }
+    }
+    if (s->state != NULL && !help_state_is(mx_kv_pool_shape(s->pool), s->state, s->n_tokens, h)) {
+        fail_msg("seed %llu: the state at position %zu belongs to another prefix",
+                 (unsigned long long)seed, s->n_tokens);
     }
 }
 

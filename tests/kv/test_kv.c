@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
-static const mx_kv_shape f16_shape = {2, 2, 4, MX_KV_F16};
-static const mx_kv_shape f32_shape = {3, 1, 6, MX_KV_F32};
+static const mx_kv_shape f16_shape = {2, 2, 4, MX_KV_F16, 0};
+static const mx_kv_shape f32_shape = {3, 1, 6, MX_KV_F32, 0};
 static const mx_hash256 root = {{7}};
 
 static int32_t numbers[40 * MX_PAGE_TOKENS];
@@ -43,9 +43,10 @@ static void test_sizes(void **state)
     assert_int_equal(mx_kv_rows_bytes(&f32_shape, 5), 3 * 2 * 6 * 4 * 5);
     assert_int_equal(mx_kv_rows_bytes(&f32_shape, 0), 0);
     assert_int_equal(mx_kv_rows_bytes(&f32_shape, 65), 0);
-    mx_kv_shape bad[] = {{0, 1, 64, MX_KV_F16},          {1, 0, 64, MX_KV_F16},
-                         {1, 1, 0, MX_KV_F16},           {UINT32_MAX, 1, 64, MX_KV_F16},
-                         {1 << 16, 1 << 16, 1 << 16, MX_KV_F32}, {1, 1, 64, (mx_kv_type)9}};
+    mx_kv_shape bad[] = {{0, 1, 64, MX_KV_F16, 0},          {1, 0, 64, MX_KV_F16, 0},
+                         {1, 1, 0, MX_KV_F16, 0},           {UINT32_MAX, 1, 64, MX_KV_F16, 0},
+                         {1 << 16, 1 << 16, 1 << 16, MX_KV_F32, 0}, {1, 1, 64, (mx_kv_type)9, 0},
+                         {1, 1, 64, MX_KV_F16, SIZE_MAX}};
     for (size_t i = 0; i < MX_COUNT(bad); i++) {
         assert_int_equal(mx_kv_page_bytes(&bad[i]), 0);
         mx_kv_pool *pool;
@@ -120,7 +121,7 @@ static void test_rows_move(void **state)
 static void test_packed_layout(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {1, 1, 3, MX_KV_F16};
+    const mx_kv_shape s = {1, 1, 3, MX_KV_F16, 0};
     mx_kv_pool *pool = make_pool(&s, 1);
     mx_page *page = mx_page_alloc(pool);
     for (uint32_t row = 0; row < 2; row++) {
@@ -217,7 +218,7 @@ static void test_recycled_pages_are_zero(void **state)
 static void test_slabs(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {8, 2, 64, MX_KV_F32}; /* 512 KiB a page */
+    const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0}; /* 512 KiB a page */
     enum { N = 100 };
     mx_kv_pool *pool = make_pool(&s, N);
     mx_page *pages[N];
@@ -245,7 +246,7 @@ static void test_slabs(void **state)
 static void test_system_without_memory(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {8, 2, 64, MX_KV_F32}; /* 512 KiB a page */
+    const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0}; /* 512 KiB a page */
     enum { N = 400 };
     mx_kv_pool *pool = make_pool(&s, N);
     mx_page *pages[N];
@@ -281,7 +282,7 @@ static void test_system_without_memory(void **state)
 static void test_long_chain_unref(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {1, 1, 1, MX_KV_F16};
+    const mx_kv_shape s = {1, 1, 1, MX_KV_F16, 0};
     enum { N = 10000 };
     mx_kv_pool *pool = make_pool(&s, N);
     mx_page *last = NULL;
