@@ -39,4 +39,4 @@ test-long:
 	@scripts/run-tests.sh long
 
 clean:
-	rm -rf build build-check build-asan build-tsan build-fuzz
+	rm -rf build build-check build-asan build-tsan build-fuzz build-aarch64
