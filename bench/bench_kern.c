@@ -219,7 +219,7 @@ static void bench_vectors(const mx_kern *k)
 
 int main(int argc, char **argv)
 {
-    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512};
+    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
     mx_kern_thread_init();
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
         const mx_kern *k = mx_kern_get(levels[l]);

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
  * Which level runs: asks the CPU once per call (cheap, and no state to initialise), and the OS
- * through XGETBV whether it saves the wide registers; a CPU flag alone is not enough.
+ * through XGETBV whether it saves the wide registers; a CPU flag alone is not enough. On aarch64 the
+ * kernel's AT_HWCAP says both.
  */
 #include "kernels/kern_internal.h"
 
 #if defined(MX_HAVE_X86)
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(MX_HAVE_NEON)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 static const struct {
@@ -66,13 +70,18 @@ void mx_kern_thread_init(void)
 
 mx_cpu_level mx_cpu_best(void)
 {
+#if defined(MX_HAVE_NEON)
+    if ((getauxval(AT_HWCAP) & HWCAP_ASIMD) != 0) {
+        return MX_CPU_NEON;
+    }
+#endif
     return MX_CPU_PORTABLE;
 }
 
 void mx_kern_thread_init(void)
 {
 #if defined(__aarch64__)
-    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
 #endif
 }
 
@@ -88,6 +97,10 @@ const mx_kern *mx_kern_get(mx_cpu_level max_level)
     }
     if (level >= MX_CPU_AVX2) {
         return &mx_kern_avx2;
+    }
+#elif defined(MX_HAVE_NEON)
+    if (level >= MX_CPU_NEON) {
+        return &mx_kern_neon;
     }
 #endif
     (void)level;

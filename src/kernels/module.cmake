@@ -17,5 +17,8 @@ if(MX_X86)
   set_source_files_properties(${dir}/kern_avx512.c PROPERTIES COMPILE_OPTIONS
     "${level};-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni")
   target_compile_definitions(mx_kernels PRIVATE MX_HAVE_X86=1)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set_source_files_properties(${dir}/kern_neon.c PROPERTIES COMPILE_OPTIONS "${level}")
+  target_compile_definitions(mx_kernels PRIVATE MX_HAVE_NEON=1)
 endif()
 target_link_libraries(mx_kernels PUBLIC m)

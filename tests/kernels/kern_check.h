@@ -23,6 +23,25 @@ static const mx_qtype all_types[] = {
     MX_Q2_K, MX_Q3_K, MX_Q4_K, MX_Q5_K, MX_Q6_K, MX_IQ4_NL, MX_IQ4_XS, MX_MXFP4,
 };
 
+/* The levels that a build for this architecture has (an older CPU may lack some of them), and a test
+ * of its own for each, which skips visibly: from the file's levels_equal(level). */
+#define LEVEL_TEST_FN(name, level)                                                                 \
+    static void name##_equals_portable(void **state)                                               \
+    {                                                                                              \
+        (void)state;                                                                               \
+        levels_equal(level);                                                                       \
+    }
+#if defined(__aarch64__)
+#define VECTOR_LEVELS MX_CPU_NEON
+#define LEVEL_TEST_FNS LEVEL_TEST_FN(neon, MX_CPU_NEON)
+#define LEVEL_TESTS cmocka_unit_test(neon_equals_portable)
+#else
+#define VECTOR_LEVELS MX_CPU_AVX2, MX_CPU_AVX512
+#define LEVEL_TEST_FNS LEVEL_TEST_FN(avx2, MX_CPU_AVX2) LEVEL_TEST_FN(avx512, MX_CPU_AVX512)
+#define LEVEL_TESTS                                                                                \
+    cmocka_unit_test(avx2_equals_portable), cmocka_unit_test(avx512_equals_portable)
+#endif
+
 typedef struct rng {
     uint64_t state;
 } rng;

@@ -235,22 +235,12 @@ static void portable_groupings(void **state)
     levels_equal(MX_CPU_PORTABLE);
 }
 
-static void avx2_equals_portable(void **state)
-{
-    (void)state;
-    levels_equal(MX_CPU_AVX2);
-}
-
-static void avx512_equals_portable(void **state)
-{
-    (void)state;
-    levels_equal(MX_CPU_AVX512);
-}
+LEVEL_TEST_FNS
 
 static void stored_rows(void **state)
 {
     (void)state;
-    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512};
+    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, VECTOR_LEVELS};
     enum { D = 24 };
     _Alignas(64) uint8_t tiles[2][4][64 * D * 4];
     for (int type = 0; type < 2; type++) {
@@ -291,7 +281,7 @@ static void stored_rows(void **state)
 static void nothing_to_see(void **state)
 {
     (void)state;
-    const mx_kern *kern = mx_kern_get(MX_CPU_AVX512);
+    const mx_kern *kern = mx_kern_get(mx_cpu_best());
     world w;
     world_init(&w, kern, MX_KV_F16, 16, 2, 1.0f, 3);
     w.n_valid[0] = 0;
@@ -316,9 +306,9 @@ int main(void)
 {
     mx_kern_thread_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(close_to_exact),       cmocka_unit_test(portable_groupings),
-        cmocka_unit_test(avx2_equals_portable), cmocka_unit_test(avx512_equals_portable),
-        cmocka_unit_test(stored_rows),          cmocka_unit_test(nothing_to_see),
+        cmocka_unit_test(close_to_exact), cmocka_unit_test(portable_groupings),
+        cmocka_unit_test(stored_rows),    cmocka_unit_test(nothing_to_see),
+        LEVEL_TESTS,
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,7 +133,7 @@ static void portable_follows_the_document(void **state)
 static void close_to_exact(void **state)
 {
     (void)state;
-    const mx_kern *k = mx_kern_get(MX_CPU_AVX512);
+    const mx_kern *k = mx_kern_get(mx_cpu_best());
     for (size_t t = 0; t < MX_COUNT(all_types); t++) {
         problem p;
         const uint32_t cols = fit_cols(all_types[t], 1536);
@@ -233,23 +233,13 @@ static void levels_equal(mx_cpu_level level)
     }
 }
 
-static void avx2_equals_portable(void **state)
-{
-    (void)state;
-    levels_equal(MX_CPU_AVX2);
-}
-
-static void avx512_equals_portable(void **state)
-{
-    (void)state;
-    levels_equal(MX_CPU_AVX512);
-}
+LEVEL_TEST_FNS
 
 /* More rows than one expansion serves. */
 static void many_rows(void **state)
 {
     (void)state;
-    const mx_kern *k = mx_kern_get(MX_CPU_AVX512);
+    const mx_kern *k = mx_kern_get(mx_cpu_best());
     problem p;
     problem_init(&p, MX_Q4_1, 20, 288, 300, FILL_NORMAL, FILL_NORMAL, 9);
     assert_true(k->act_quantize(&p.a, p.x, p.n_cols, 0, p.n_rows));
@@ -273,7 +263,7 @@ static void extreme_integers_fit(void **state)
 {
     (void)state;
     /* all quants and activations at their limits, of one sign: the largest integer sums */
-    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512};
+    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, VECTOR_LEVELS};
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
         const mx_kern *k = level_or_null(levels[l]);
         for (size_t t = 0; k != NULL && t < MX_COUNT(all_types); t++) {
@@ -316,7 +306,7 @@ static void extreme_integers_fit(void **state)
 static void activations(void **state)
 {
     (void)state;
-    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512};
+    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, VECTOR_LEVELS};
     static const uint32_t widths[] = {1, 15, 16, 33, 255, 256, 257, 576};
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
         const mx_kern *k = level_or_null(levels[l]);
@@ -359,9 +349,8 @@ int main(void)
     mx_kern_thread_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(portable_follows_the_document), cmocka_unit_test(close_to_exact),
-        cmocka_unit_test(avx2_equals_portable),          cmocka_unit_test(avx512_equals_portable),
         cmocka_unit_test(many_rows),                     cmocka_unit_test(extreme_integers_fit),
-        cmocka_unit_test(activations),
+        cmocka_unit_test(activations),                   LEVEL_TESTS,
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

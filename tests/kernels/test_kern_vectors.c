@@ -12,7 +12,7 @@
 #define MX_NUMERICS_GOLDEN "6ad7646ddd95a2efe15f0dc19536f6081fc8d85196f24c7c2965c0333c82a6e0"
 #define MX_EXTRAS_GOLDEN "45dcb9654ece0ecad2242b518e419c7b8b115a058b45a9e1dce6298a6ebb27b6"
 
-static const mx_cpu_level levels[] = {MX_CPU_AVX2, MX_CPU_AVX512};
+static const mx_cpu_level levels[] = {VECTOR_LEVELS};
 
 static float exp_one(float x)
 {
