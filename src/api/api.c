@@ -108,24 +108,21 @@ void mx_api_free_wakers(mx_api *a)
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* Pages computed under one API key are invisible under another: the key's salt is part of the root
- * of their identities. */
+ * of their identities. With a secret in it, names of files tell nothing about keys or texts. */
 static mx_err make_salts(mx_api *a, mx_errbuf *eb)
 {
     static const char domain[] = "mtplx isolation salt v1";
-    a->salts = mx_calloc(a->cfg.n_api_keys + 1, sizeof *a->salts);
-    if (a->salts == NULL) {
-        return mx_fail(eb, MX_E_NOMEM, "out of memory");
+    if (a->cfg.n_api_keys == 0 || a->cfg.shared_prefixes) {
+        return MX_OK;
     }
-    for (size_t i = 0; i < a->cfg.n_api_keys; i++) {
-        mx_sha256 h;
-        mx_sha256_init(&h);
-        mx_sha256_update(&h, domain, sizeof domain);
-        mx_sha256_update(&h, a->cfg.api_keys[i], strlen(a->cfg.api_keys[i]));
-        if (!mx_sha256_finish(&h, &a->salts[i])) {
-            return mx_fail(eb, MX_E_NOMEM, "out of memory");
-        }
+    a->salts = mx_calloc(a->cfg.n_api_keys, sizeof *a->salts);
+    bool ok = a->salts != NULL;
+    for (size_t i = 0; ok && i < a->cfg.n_api_keys; i++) {
+        const char *key = a->cfg.api_keys[i];
+        ok = mx_hmac_sha256(a->cfg.cache_key->b, sizeof a->cfg.cache_key->b, domain, sizeof domain,
+                            key, strlen(key), &a->salts[i]);
     }
-    return MX_OK;
+    return ok ? MX_OK : mx_fail(eb, MX_E_NOMEM, "out of memory");
 }
 
 mx_err mx_api_create(mx_api **out, const mx_api_config *cfg, mx_errbuf *eb)
@@ -291,7 +288,7 @@ void mx_api_reply_problem(mx_http_exchange *x, const mx_problem *p)
 
 typedef enum route_kind {
     ROUTE_NONE, ROUTE_CHAT, ROUTE_TEXT, ROUTE_MODELS, ROUTE_MODEL, ROUTE_HEALTH, ROUTE_INFO,
-    ROUTE_ROOT
+    ROUTE_ROOT, ROUTE_METRICS, ROUTE_ADMIN
 } route_kind;
 
 static route_kind find_route(const char *path, const char **rest)
@@ -299,7 +296,7 @@ static route_kind find_route(const char *path, const char **rest)
     static const struct { const char *path; route_kind kind; } table[] = {
         {"/chat/completions", ROUTE_CHAT}, {"/completions", ROUTE_TEXT}, {"/models", ROUTE_MODELS},
         {"/health", ROUTE_HEALTH}, {"/healthz", ROUTE_HEALTH}, {"/ping", ROUTE_HEALTH},
-        {"/info", ROUTE_INFO},
+        {"/info", ROUTE_INFO}, {"/metrics", ROUTE_METRICS}, {"/admin", ROUTE_ADMIN},
     };
     if (strcmp(path, "/") == 0 || path[0] == '\0' || strcmp(path, "/v1") == 0) {
         return ROUTE_ROOT;
@@ -316,7 +313,18 @@ static route_kind find_route(const char *path, const char **rest)
         *rest = path + 8;
         return ROUTE_MODEL;
     }
+    if (strncmp(path, "/admin/", 7) == 0) {
+        *rest = path + 7;
+        return ROUTE_ADMIN;
+    }
     return ROUTE_NONE;
+}
+
+bool mx_api_is_admin_path(const char *path)
+{
+    const char *rest;
+    route_kind kind = find_route(path, &rest);
+    return kind == ROUTE_INFO || kind == ROUTE_METRICS || kind == ROUTE_ADMIN;
 }
 
 static void reply_wrong_method(mx_http_exchange *x, const char *allowed)
@@ -431,7 +439,7 @@ void mx_api_handle(void *arg, mx_http_exchange *x)
     const char *rest = "";
     route_kind kind = find_route(mx_http_path(x), &rest);
     const char *method = mx_http_method(x);
-    if (kind == ROUTE_NONE) {
+    if (kind == ROUTE_NONE || kind == ROUTE_METRICS || kind == ROUTE_ADMIN) {
         mx_problem p = {0};
         mx_problem_set(&p, 404, "not_found", NULL, "there is nothing at this path; try POST "
                        "/v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health, "

@@ -26,6 +26,9 @@ typedef struct mx_api_config {
     bool canonical_prompts;       /* never keep sampled ids in place of re-tokenised text */
     const char *const *api_keys;  /* the same list the HTTP server has: isolation salts */
     size_t n_api_keys;
+    bool shared_prefixes;         /* --shared-prefixes: no salts, all keys see all prefixes */
+    const mx_hash256 *cache_key;  /* copied; secret, the salts are made with it. Needed when there
+                                     are keys that do not share */
     const char *model_path;       /* its file name is an alias of the model */
     const char *options_json;     /* object: options in force, for /info; never keys */
     const char *session_json;     /* object: the MTPLX_SESSION_* settings, for /info */
@@ -50,5 +53,6 @@ void mx_api_cancel_all(mx_api *a);
 void mx_api_handle(void *arg, mx_http_exchange *x);
 extern const char *const mx_api_open_paths[];
 extern const size_t mx_api_n_open_paths;
+bool mx_api_is_admin_path(const char *path); /* /admin/..., /metrics, /info */
 
 #endif

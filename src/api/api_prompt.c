@@ -38,7 +38,7 @@ void mx_prompts_free(mx_prompt *prompts, size_t n)
 
 const mx_hash256 *mx_api_salt(const mx_api *a, int key)
 {
-    return key >= 0 && (size_t)key < a->cfg.n_api_keys ? &a->salts[key] : NULL;
+    return a->salts != NULL && key >= 0 && (size_t)key < a->cfg.n_api_keys ? &a->salts[key] : NULL;
 }
 
 void mx_api_prompt_rules(const mx_api *a, int key, mx_cache_policy cache, mx_prompt_rules *out)

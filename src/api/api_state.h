@@ -43,7 +43,7 @@ struct mx_api {
     char fingerprint[24];     /* system_fingerprint: model, settings and numerics */
     char numerics_id[65];
     size_t max_piece;         /* bytes of the vocabulary's longest token */
-    mx_hash256 *salts;        /* [n_api_keys] */
+    mx_hash256 *salts;        /* [n_api_keys]; NULL: prefixes are shared, or there are no keys */
     mx_recall *recall;        /* NULL: sampled ids are never kept (--canonical-prompts) */
     pthread_mutex_t wakers_lock;
     mx_waker *free_wakers, *all_wakers;

@@ -7,6 +7,7 @@
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "base/hash.h"
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/sha.h>
 #define XXH_INLINE_ALL
@@ -47,6 +48,39 @@ mx_hash256 mx_sha256_of(const void *bytes, size_t n)
     SHA256_Update(&ctx, bytes, n);
     SHA256_Final(out.b, &ctx);
     return out;
+}
+
+/* RFC 2104 over the two functions above: OpenSSL's own is a page of calls that may each fail. */
+bool mx_hmac_sha256(const void *key, size_t n_key, const void *a, size_t n_a, const void *b,
+                    size_t n_b, mx_hash256 *out)
+{
+    enum { BLOCK = 64 };
+    uint8_t pad[BLOCK] = {0};
+    mx_hash256 inner;
+    if (n_key > BLOCK) {
+        inner = mx_sha256_of(key, n_key);
+        memcpy(pad, inner.b, sizeof inner.b);
+    } else if (n_key > 0) {
+        memcpy(pad, key, n_key);
+    }
+    for (size_t i = 0; i < BLOCK; i++) {
+        pad[i] ^= 0x36;
+    }
+    mx_sha256 h;
+    mx_sha256_init(&h);
+    mx_sha256_update(&h, pad, sizeof pad);
+    mx_sha256_update(&h, a, n_a);
+    mx_sha256_update(&h, b, n_b);
+    bool ok = mx_sha256_finish(&h, &inner);
+    uint8_t outer[BLOCK + sizeof inner.b];
+    for (size_t i = 0; i < BLOCK; i++) {
+        outer[i] = (uint8_t)(pad[i] ^ 0x36 ^ 0x5c);
+    }
+    memcpy(outer + BLOCK, inner.b, sizeof inner.b);
+    *out = mx_sha256_of(outer, sizeof outer);
+    OPENSSL_cleanse(pad, sizeof pad);
+    OPENSSL_cleanse(outer, sizeof outer);
+    return ok;
 }
 
 mx_hash128 mx_xxh3_128(const void *bytes, size_t n)

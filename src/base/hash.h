@@ -32,6 +32,10 @@ bool mx_sha256_finish(mx_sha256 *h, mx_hash256 *out) MX_MUST_CHECK; /* frees the
 mx_hash256 mx_sha256_of(const void *bytes, size_t n);
 mx_hash128 mx_xxh3_128(const void *bytes, size_t n);
 
+/* HMAC-SHA-256 of two parts, one behind the other. False: no memory. */
+bool mx_hmac_sha256(const void *key, size_t n_key, const void *a, size_t n_a, const void *b,
+                    size_t n_b, mx_hash256 *out) MX_MUST_CHECK;
+
 MX_INLINE bool mx_hash256_eq(const mx_hash256 *a, const mx_hash256 *b)
 {
     return memcmp(a->b, b->b, sizeof a->b) == 0;

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 
 typedef enum option_kind {
-    OPT_TEXT, OPT_LIST, OPT_SECRETS, OPT_FLAG, OPT_NUMBER, OPT_SIZE, OPT_CHOICE,
+    OPT_TEXT, OPT_SECRET, OPT_LIST, OPT_SECRETS, OPT_FLAG, OPT_NUMBER, OPT_SIZE, OPT_CHOICE,
     OPT_ENV_BOOL, OPT_ENV_NUMBER /* environment only, the name is the variable */
 } option_kind;
 
@@ -63,6 +63,16 @@ static const option table[] = {
     {"api-key", OPT_SECRETS, AT(api_keys), "KEY", NULL, 0, 0, NULL,
      "a key that clients must send; may be given several times, or separated by commas in the "
      "environment variable (which other users of the machine cannot see)"},
+    {"api-key-file", OPT_TEXT, AT(api_key_file), "FILE", NULL, 0, 0, NULL,
+     "a file with more keys, one on a line; empty lines and lines that begin with # do not count"},
+    {"admin-key", OPT_SECRET, AT(admin_key), "KEY", NULL, 0, 0, NULL,
+     "the key for /admin/..., /metrics and /info; when there are API keys and no admin key, these "
+     "paths are not there"},
+    {"shared-prefixes", OPT_FLAG, AT(shared_prefixes), NULL, "off", 0, 0, NULL,
+     "let requests with different API keys use each other's stored prefixes"},
+    {"cache-key-file", OPT_TEXT, AT(cache_key_file), "FILE", NULL, 0, 0, NULL,
+     "the secret that keeps the prefixes of API keys apart; default: cache.key in the folder of the "
+     "session cache, made at first use"},
     {"allowed-origin", OPT_LIST, AT(allowed_origins), "ORIGIN", NULL, 0, 0, NULL,
      "a web origin beside loopback whose pages may use this server; * = any; may be repeated"},
     {"allowed-host", OPT_LIST, AT(allowed_hosts), "NAME", NULL, 0, 0, NULL,
@@ -249,7 +259,8 @@ static mx_err set_value(mx_settings *s, const option *o, const char *text, bool 
 {
     void *to = (char *)s + o->offset;
     switch (o->kind) {
-    case OPT_TEXT: {
+    case OPT_TEXT:
+    case OPT_SECRET: {
         if (*text == '\0') {
             return mx_fail(eb, MX_E_INVALID, "%s is empty", shown);
         }
@@ -398,7 +409,7 @@ void mx_settings_free(mx_settings *s)
 {
     for (size_t i = 0; i < MX_COUNT(table); i++) {
         void *at = (char *)s + table[i].offset;
-        if (table[i].kind == OPT_TEXT) {
+        if (table[i].kind == OPT_TEXT || table[i].kind == OPT_SECRET) {
             mx_free(*(char **)at);
         } else if (is_list(&table[i])) {
             mx_string_list *l = at;
@@ -487,6 +498,9 @@ static void json_value(const mx_settings *s, const option *o, mx_buf *out)
         mx_buf_char(out, ']');
         return;
     }
+    case OPT_SECRET:
+        mx_buf_str(out, *(char *const *)at == NULL ? "null" : "\"set\"");
+        return;
     case OPT_SECRETS:
         mx_buf_printf(out, "\"%zu set\"", ((const mx_string_list *)at)->n);
         return;

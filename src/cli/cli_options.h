@@ -25,7 +25,8 @@ typedef struct mx_settings {
     char *host;
     uint64_t port;
     mx_string_list api_keys, allowed_origins, allowed_hosts;
-    bool strict_model, canonical_prompts;
+    char *api_key_file, *admin_key, *cache_key_file; /* NULL = none */
+    bool strict_model, canonical_prompts, shared_prefixes;
     uint64_t threads;      /* 0 = as many as the process may use */
     uint64_t ctx;          /* 0 = the model's own */
     uint64_t kv_budget;    /* bytes; 0 = half of what is free */

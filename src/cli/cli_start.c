@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "cli/cli_keys.h"
 #include "cli/cli_machine.h"
 #include "cli/cli_options.h"
 #include "cli/cli_signals.h"
@@ -33,6 +34,7 @@ typedef struct server {
     char model_path[PATH_CAP];
     char cache_dir[PATH_CAP];
     char fingerprint_dir[PATH_CAP];
+    mx_hash256 cache_key;
     mx_buf options_json, session_json;
     mx_signals *signals;
     mx_api *api;
@@ -137,10 +139,12 @@ static mx_err size_up(mx_settings *o, const char *model_path, mx_errbuf *eb)
 static mx_err prepare(server *s, mx_errbuf *eb)
 {
     mx_log_set_level((mx_log_level)s->settings.log_level);
+    MX_TRY(mx_cli_read_api_keys(&s->settings, eb));
     MX_TRY(check_host(&s->settings, eb));
     MX_TRY(find_model(s, eb));
     MX_TRY(find_folders(s, eb));
     MX_TRY(size_up(&s->settings, s->model_path, eb));
+    MX_TRY(mx_cli_cache_key(&s->settings, s->cache_dir, &s->cache_key, eb));
     mx_settings_json(&s->settings, &s->options_json);
     mx_settings_session_json(&s->settings, &s->session_json);
     if (s->options_json.failed || s->session_json.failed) {
@@ -167,6 +171,8 @@ static mx_err start_http(server *s, mx_errbuf *eb)
         .canonical_prompts = o->canonical_prompts,
         .api_keys = strings(&o->api_keys),
         .n_api_keys = o->api_keys.n,
+        .shared_prefixes = o->shared_prefixes,
+        .cache_key = &s->cache_key,
         .model_path = s->model_path,
         .options_json = s->options_json.ptr,
         .session_json = s->session_json.ptr,
@@ -185,6 +191,8 @@ static mx_err start_http(server *s, mx_errbuf *eb)
         .n_api_keys = o->api_keys.n,
         .open_paths = mx_api_open_paths,
         .n_open_paths = mx_api_n_open_paths,
+        .is_admin_path = mx_api_is_admin_path,
+        .admin_key = o->admin_key,
         .handler = mx_api_handle,
         .handler_arg = s->api,
     };

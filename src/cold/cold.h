@@ -192,6 +192,15 @@ typedef struct mx_cold_stats {
 } mx_cold_stats;
 void mx_cold_get_stats(mx_cold *c, mx_cold_stats *out); /* any thread */
 
+/* ---- the cache key -------------------------------------------------------------------------- */
+
+#define MX_COLD_KEY_NAME "cache.key"
+
+/* The secret of this folder, with which isolation salts are made. Kept in dir/cache.key, made there
+ * at first use; or, when `file` is given, in that file (at least 32 bytes). The file must be ours
+ * and nobody else's to read: else MX_E_DENIED. The text says what is wrong and what to do. */
+mx_err mx_cold_cache_key(const char *dir, const char *file, mx_hash256 *out, mx_errbuf *eb);
+
 /* ---- without a server ------------------------------------------------------------------------ */
 
 #define MX_COLD_MARKER_NAME "mtplx-session-cache.txt"

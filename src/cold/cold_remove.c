@@ -120,7 +120,12 @@ static const name_rule *below_top(const char *name)
     (void)name;
     return &v1_rule;
 }
-static const name_rule top_rule = {is_temp, is_v1, below_top};
+
+static bool is_top_file(const char *name)
+{
+    return is_temp(name) || strcmp(name, MX_COLD_KEY_NAME) == 0;
+}
+static const name_rule top_rule = {is_top_file, is_v1, below_top};
 
 static void fail(removal *r, const char *what, const char *name)
 {

@@ -46,6 +46,10 @@ typedef struct mx_http_config {
     /* Paths that never need a key, e.g. "/health"; compared after normalisation. */
     const char *const *open_paths;
     size_t n_open_paths;
+    /* The administrator's paths, or NULL = there are none. As soon as keys are in use they need the
+     * admin key; without one they are not there (404). The admin key opens nothing else. */
+    bool (*is_admin_path)(const char *path);
+    const char *admin_key;        /* NULL = none */
     mx_http_handler handler;
     void *handler_arg;
     unsigned send_timeout_ms;     /* a client that takes nothing of its answer; 0 = 60 s */
@@ -70,6 +74,9 @@ const char *mx_http_header(const mx_http_exchange *x, const char *name); /* NULL
 mx_str mx_http_body(const mx_http_exchange *x);  /* a UTF-8 BOM is skipped */
 const char *mx_http_request_id(const mx_http_exchange *x); /* also sent as x-request-id */
 int mx_http_key_index(const mx_http_exchange *x); /* which api key was used, -1 = none needed */
+/* How often the server that x belongs to has answered with each status. Any thread. */
+enum { MX_HTTP_STATUS_MAX = 600 };
+void mx_http_count_statuses(const mx_http_exchange *x, uint64_t counts[MX_HTTP_STATUS_MAX]);
 /* The client is known to have gone: work for it can stop. Any thread. */
 bool mx_http_hung_up(const mx_http_exchange *x);
 

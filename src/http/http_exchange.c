@@ -181,6 +181,13 @@ const char *mx_http_request_id(const mx_http_exchange *x)
     return x->id;
 }
 
+void mx_http_count_statuses(const mx_http_exchange *x, uint64_t counts[MX_HTTP_STATUS_MAX])
+{
+    for (size_t i = 0; i < MX_HTTP_STATUS_MAX; i++) {
+        counts[i] = atomic_load_explicit(&x->h->n_answered[i], memory_order_relaxed);
+    }
+}
+
 int mx_http_key_index(const mx_http_exchange *x)
 {
     return x->key_index;

@@ -146,7 +146,7 @@ struct mx_http_exchange {
 struct mx_http {
     atomic_uint refs; /* the owner, and each exchange */
     mx_http_config cfg; /* strings are copies; zeros replaced by the defaults */
-    mx_hash256 *key_hashes;
+    mx_hash256 *key_hashes, admin_hash;
 
     int ep;
     int wake_fd;
@@ -173,6 +173,7 @@ struct mx_http {
     pthread_t *workers;
     unsigned n_workers;
 
+    atomic_ullong n_answered[MX_HTTP_STATUS_MAX]; /* by status; relaxed: counters, no more */
     atomic_size_t n_active;
     atomic_size_t body_bytes; /* of all exchanges */
 
@@ -200,6 +201,7 @@ bool http_host_allowed(const mx_http_config *cfg, mx_str host_header);
 bool http_origin_allowed(const mx_http_config *cfg, mx_str origin, mx_str host_header);
 /* The index of the key that the request carries, -1 = none of them fits. */
 int http_find_key(const mx_http *h, const mx_http_exchange *x);
+bool http_has_admin_key(const mx_http *h, const mx_http_exchange *x);
 /* A sentence when the framing headers cannot be trusted, else NULL. *body_len: Content-Length, 0
  * when absent. */
 const char *http_check_framing(const mx_http_exchange *x, const char *version, unsigned *status,

@@ -73,6 +73,9 @@ static enum MHD_Result queue(mx_http_exchange *x, unsigned status, struct MHD_Re
 {
     mx_http_conn *c = x->conn;
     x->is_answering = true;
+    if (status < MX_HTTP_STATUS_MAX) {
+        atomic_fetch_add_explicit(&x->h->n_answered[status], 1, memory_order_relaxed);
+    }
     c->phase = HTTP_PHASE_SEND;
     c->sent_mark = UINT64_MAX;
     http_set_deadline(c, mx_now_us() + send_check_us(x->h));
@@ -475,13 +478,36 @@ static void check_host_and_origin(mx_http_exchange *x, const char *version)
     x->cors_origin = mx_strdup(is_any ? "*" : origin);
 }
 
+static void check_admin_key(mx_http_exchange *x)
+{
+    if (x->h->cfg.admin_key == NULL) {
+        refuse(x, 404, "not_found", "There is nothing at this path.");
+    } else if (http_has_admin_key(x->h, x)) {
+        return;
+    } else if (x->key_index >= 0) {
+        refuse(x, 403, "admin_key_needed", "This path needs the admin key; an API key is not "
+               "enough.");
+    } else {
+        refuse(x, 401, "invalid_api_key",
+               "This path needs the admin key: send it as 'Authorization: Bearer KEY'. It is the "
+               "one that the server was started with (MTPLX_ADMIN_KEY or --admin-key).");
+    }
+}
+
 static void check_key(mx_http_exchange *x)
 {
     const mx_http_config *cfg = &x->h->cfg;
-    if (cfg->n_api_keys == 0) {
+    if (cfg->n_api_keys == 0 && cfg->admin_key == NULL) {
         return;
     }
     x->key_index = http_find_key(x->h, x);
+    if (x->path != NULL && cfg->is_admin_path != NULL && cfg->is_admin_path(x->path)) {
+        check_admin_key(x);
+        return;
+    }
+    if (cfg->n_api_keys == 0) {
+        return;
+    }
     for (size_t i = 0; i < cfg->n_open_paths && x->path != NULL; i++) {
         if (strcmp(cfg->open_paths[i], x->path) == 0) {
             return;

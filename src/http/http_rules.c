@@ -211,16 +211,21 @@ bool http_origin_allowed(const mx_http_config *cfg, mx_str origin, mx_str host_h
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
+typedef struct key_list {
+    const mx_hash256 *hashes; /* [n] */
+    size_t n;
+} key_list;
+
 /* Hashes are compared, all of them, byte by byte to the end: the time tells neither which key came
  * close nor how long a key is. */
-static int find_key(const mx_http *h, const char *given)
+static int find_key(key_list keys, const char *given)
 {
     int found = -1;
     mx_hash256 hash = mx_sha256_of(given, strlen(given));
-    for (size_t i = 0; i < h->cfg.n_api_keys; i++) {
+    for (size_t i = 0; i < keys.n; i++) {
         unsigned diff = 0;
         for (size_t b = 0; b < sizeof hash.b; b++) {
-            diff |= (unsigned)(hash.b[b] ^ h->key_hashes[i].b[b]);
+            diff |= (unsigned)(hash.b[b] ^ keys.hashes[i].b[b]);
         }
         int mask = (int)((diff - 1) >> 31); /* 1 when equal */
         found = mask * (int)i + (1 - mask) * found;
@@ -228,22 +233,34 @@ static int find_key(const mx_http *h, const char *given)
     return found;
 }
 
-int http_find_key(const mx_http *h, const mx_http_exchange *x)
+/* Each of the headers may carry it; the first that fits counts, so that an administrator can send
+ * his own key in one and the API key that he means in another. */
+static int find_in_headers(key_list keys, const mx_http_exchange *x)
 {
     int found = -1;
     const char *authorization = mx_http_header(x, "authorization");
     if (authorization != NULL && strncasecmp(authorization, "Bearer ", 7) == 0) {
         const char *key = authorization + 7;
-        found = find_key(h, key + strspn(key, " "));
+        found = find_key(keys, key + strspn(key, " "));
     }
     static const char *const names[] = {"x-api-key", "api-key"};
     for (size_t i = 0; i < MX_COUNT(names) && found < 0; i++) {
         const char *key = mx_http_header(x, names[i]);
         if (key != NULL) {
-            found = find_key(h, key);
+            found = find_key(keys, key);
         }
     }
     return found;
+}
+
+int http_find_key(const mx_http *h, const mx_http_exchange *x)
+{
+    return find_in_headers((key_list){h->key_hashes, h->cfg.n_api_keys}, x);
+}
+
+bool http_has_admin_key(const mx_http *h, const mx_http_exchange *x)
+{
+    return h->cfg.admin_key != NULL && find_in_headers((key_list){&h->admin_hash, 1}, x) == 0;
 }
 
 /* ---- framing --------------------------------------------------------------------------------- */

@@ -73,6 +73,7 @@ void http_free(mx_http *h)
     free_list(h->cfg.api_keys, h->cfg.n_api_keys);
     free_list(h->cfg.open_paths, h->cfg.n_open_paths);
     mx_free((void *)(uintptr_t)h->cfg.host);
+    mx_free((void *)(uintptr_t)h->cfg.admin_key);
     mx_free(h->key_hashes);
     mx_free(h->conn_of_fd);
     mx_free(h);
@@ -103,8 +104,13 @@ static bool copy_config(mx_http *h, const mx_http_config *cfg)
         c->max_header_bytes = (size_t)32 << 10;
     }
     c->host = mx_strdup(cfg->host);
-    /* All four run, whatever fails, so that every pointer of the copy is the copy's own. */
+    /* All run, whatever fails, so that every pointer of the copy is the copy's own. */
     bool is_good = c->host != NULL;
+    if (cfg->admin_key != NULL) {
+        c->admin_key = mx_strdup(cfg->admin_key);
+        h->admin_hash = mx_sha256_of(cfg->admin_key, strlen(cfg->admin_key));
+        is_good = c->admin_key != NULL && is_good;
+    }
     is_good = copy_list(&c->origins, &c->n_origins) && is_good;
     is_good = copy_list(&c->hosts, &c->n_hosts) && is_good;
     is_good = copy_list(&c->api_keys, &c->n_api_keys) && is_good;

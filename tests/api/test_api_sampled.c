@@ -26,7 +26,9 @@ static void service_start(service *s, bool canonical, size_t n_keys)
     mx_errbuf eb = {{0}};
     rig_open(&s->g, &spec, 1, 0);
     rig_start(&s->g);
-    mx_api_config cfg = {.canonical_prompts = canonical, .api_keys = keys, .n_api_keys = n_keys,
+    static const mx_hash256 cache_key = {{1, 2, 3}};
+    mx_api_config cfg = {.cache_key = &cache_key, .canonical_prompts = canonical,
+                         .api_keys = keys, .n_api_keys = n_keys,
                          .model_path = s->g.model_path, .options_json = "{}",
                          .session_json = "{}", .cache_mode = "off"};
     rig_must(mx_api_create(&s->api, &cfg, &eb), &eb, "api");

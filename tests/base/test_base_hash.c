@@ -97,12 +97,45 @@ static void test_xxh3(void **state)
     mx_free(bytes);
 }
 
+/* RFC 4231, cases 1, 2 and 6 (a key longer than a block). */
+static void test_hmac(void **state)
+{
+    (void)state;
+    uint8_t long_key[131], short_key[20];
+    memset(long_key, 0xaa, sizeof long_key);
+    memset(short_key, 0x0b, sizeof short_key);
+    static const char text[] = "Test Using Larger Than Block-Size Key - Hash Key First";
+    const struct {
+        const void *key;
+        size_t n_key;
+        const char *text, *mac;
+    } rows[] = {
+        {short_key, 20, "Hi There",
+         "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"},
+        {"Jefe", 4, "what do ya want for nothing?",
+         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"},
+        {long_key, 131, text, "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"},
+    };
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        size_t n = strlen(rows[i].text);
+        for (size_t cut = 0; cut <= n; cut++) {
+            mx_hash256 mac;
+            char hex[65];
+            assert_true(mx_hmac_sha256(rows[i].key, rows[i].n_key, rows[i].text, cut,
+                                       rows[i].text + cut, n - cut, &mac));
+            mx_hash256_hex(&mac, hex);
+            assert_string_equal(hex, rows[i].mac);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sha256),
         cmocka_unit_test(test_hex),
         cmocka_unit_test(test_xxh3),
+        cmocka_unit_test(test_hmac),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

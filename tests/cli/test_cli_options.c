@@ -166,7 +166,8 @@ static void help_names_every_setting(void **state)
         "--ssd-session-cache-max-size SIZE", "--ssd-session-cache-min-tokens",
         "--ssd-restore auto|always", "--kv-type "
             "f16|f32", "--log-level", "--max-running", "--max-queued",
-        "--prefill-chunk", "--shutdown-drain", "--shutdown-flush",
+        "--api-key-file FILE", "--admin-key KEY", "--shared-prefixes", "--cache-key-file FILE",
+        "MTPLX_ADMIN_KEY", "--prefill-chunk", "--shutdown-drain", "--shutdown-flush",
         "MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP (default 8)",
     };
     for (size_t i = 0; i < MX_COUNT(names); i++) {

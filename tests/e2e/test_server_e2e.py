@@ -93,7 +93,7 @@ def test_session_variables_are_shown(start):
 
 def test_keys_origin_host(start):
     s = start("--ssd-session-cache", "off", "--strict-model", "--allowed-origin", "https://good.example",
-              env={"MTPLX_API_KEY": "secret-one,secret-two"})
+              env={"MTPLX_API_KEY": "secret-one,secret-two", "MTPLX_ADMIN_KEY": "secret-admin"})
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     url = s.url + "/v1/chat/completions"
     assert s.get("/health").status_code == 200
@@ -109,7 +109,9 @@ def test_keys_origin_host(start):
             assert r.json()["error"]["type"] == "authentication_error"
     key = {"Authorization": "Bearer secret-one"}
     assert s.get("/info").status_code == 401
-    assert "secret" not in s.get("/info", headers=key).text and "secret" not in s.log
+    info = s.get("/info", headers={"Authorization": "Bearer secret-admin"})
+    assert info.status_code == 200 and info.json()["options"]["admin-key"] == "set"
+    assert "secret" not in info.text and "secret" not in s.log
     for headers, ok in [({"Origin": "https://evil.example"}, False), ({"Origin": "null"}, False),
                         ({"Origin": "https://good.example"}, True),
                         ({"Origin": "http://localhost:3000"}, True), ({"Host": "evil.example"}, False),

@@ -312,6 +312,50 @@ static void test_keys(void **state)
     reply_free(&r);
 }
 
+static bool is_admin_path(const char *path)
+{
+    return strcmp(path, "/info") == 0;
+}
+
+/* Who may go where: with API keys and without, with an admin key and without. */
+static void test_admin_key(void **state)
+{
+    (void)state;
+    const char *keys[] = {"first", "second"};
+    const struct {
+        size_t n_keys;
+        const char *admin;
+        /* Status of /info and of /x: without a key, with a wrong one, an API key, the admin key. */
+        int info[4], other[4];
+    } rows[] = {
+        {0, NULL, {200, 200, 200, 200}, {200, 200, 200, 200}},
+        {2, NULL, {404, 404, 404, 404}, {401, 401, 200, 401}},
+        {0, "root", {401, 401, 401, 200}, {200, 200, 200, 200}},
+        {2, "root", {401, 401, 403, 200}, {401, 401, 200, 401}},
+    };
+    static const char *const headers[] = {"", "Authorization: Bearer roo\r\n",
+                                          "x-api-key: second\r\n", "Authorization: Bearer root\r\n"};
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        start((mx_http_config){.api_keys = keys, .n_api_keys = rows[i].n_keys,
+                               .admin_key = rows[i].admin, .is_admin_path = is_admin_path});
+        for (size_t k = 0; k < MX_COUNT(headers); k++) {
+            char text[256];
+            static const char *const paths[] = {"/info", "//info/", "/%69nfo?x=1", "/x", "/infox"};
+            for (size_t n = 0; n < MX_COUNT(paths); n++) {
+                snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n" H "%s\r\n", paths[n], headers[k]);
+                expect(text, n < 3 ? rows[i].info[k] : rows[i].other[k], NULL);
+            }
+        }
+        stop(NULL);
+    }
+    start((mx_http_config){.api_keys = keys, .n_api_keys = 2, .admin_key = "root",
+                           .is_admin_path = is_admin_path});
+    expect("GET /info HTTP/1.1\r\n" H "Authorization: Bearer root\r\nx-api-key: second\r\n\r\n", 200,
+           "key=1");
+    expect("GET /info HTTP/1.1\r\n" H "Authorization: Bearer first\r\nx-api-key: root\r\n\r\n", 200,
+           "key=0");
+}
+
 /* Refused with a body: the connection stays usable, because the body was read. */
 static void test_refusal_keeps_connection(void **state)
 {
@@ -443,6 +487,7 @@ int main(void)
         cmocka_unit_test_teardown(test_host_origin, stop),
         cmocka_unit_test_teardown(test_preflight, stop),
         cmocka_unit_test_teardown(test_keys, stop),
+        cmocka_unit_test_teardown(test_admin_key, stop),
         cmocka_unit_test_teardown(test_refusal_keeps_connection, stop),
         cmocka_unit_test_teardown(test_encoding, stop),
         cmocka_unit_test_teardown(test_start_errors, stop),

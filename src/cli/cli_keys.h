@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cli_keys.h: the secrets that a server is started with: API keys, admin key, cache key.
+ */
+#ifndef MX_CLI_KEYS_H
+#define MX_CLI_KEYS_H
+
+#include "cli/cli_options.h"
+
+/* Adds the keys of --api-key-file to s->api_keys and refuses sets of keys that would not do what
+ * they are for. */
+mx_err mx_cli_read_api_keys(mx_settings *s, mx_errbuf *eb);
+
+/* The secret that isolation salts are made with, when there are keys that do not share prefixes.
+ * Without a folder to keep it in (the cold tier is off, or the folder cannot be used) it is a new
+ * one for this process: nothing on disk needs it then. */
+mx_err mx_cli_cache_key(const mx_settings *s, const char *cache_dir, mx_hash256 *out,
+                        mx_errbuf *eb);
+
+#endif
