@@ -10,6 +10,7 @@
 #define MX_SCHED_INTERNAL_H
 
 #include "sched/engine.h"
+#include "sched/sched_share.h"
 #include "sched/sched_text.h"
 
 #include <pthread.h>
@@ -104,6 +105,7 @@ struct mx_engine {
     bool is_queue_full;       /* the cold writer's; said in the log */
     uint64_t starved_since_us; /* nothing can be computed for want of pages; 0 = it can */
     double us_per_token;      /* measured prefill cost, 0 = not yet */
+    mx_share share;           /* what passes cost, to divide them between streams and prompts */
     mx_engine_stats live;     /* published from time to time */
 
     /* One pass. */

@@ -5,7 +5,7 @@
  * A run has tokens (its prompt, then what was sampled) and a sequence that has been fed the first of
  * them. What is left to feed is a prompt's chunk, or the one token sampled last; there is no other
  * difference between reading and writing. Decode rows come first; prompts share the rest of the pass
- * in turn, less of it while somebody is waiting for a next token.
+ * in turn, less of it while somebody is waiting for a next token (sched_share.h).
  */
 #include "sched/sched_internal.h"
 
@@ -14,9 +14,6 @@
 
 #include <math.h>
 
-/* Prompt rows per pass while other sequences decode: their next token waits for the pass, about
- * 0.2 s on two slow cores, while a prompt still runs at most of its speed. */
-static const size_t SHARED_CHUNK = 128;
 /* A page takes a few ms to write. */
 static const uint64_t WRITER_WAIT_US = 250000;
 
@@ -37,12 +34,18 @@ static size_t n_pending(const mx_request *r)
     return r->n_tokens - r->seq.n_tokens;
 }
 
+/* Waits for its next token, and does not read a prompt (or what it had before it gave way). */
+static bool is_decoding(const mx_request *r)
+{
+    return r->is_prompt_done && n_pending(r) == 1;
+}
+
 /* ---- plan ------------------------------------------------------------------------------------- */
 
 typedef struct plan {
     size_t n_runs;
     size_t n_rows;
-    size_t n_prompt_rows;
+    size_t n_prompt_rows; /* known once there is room for all */
 } plan;
 
 static void plan_add(mx_engine *e, plan *p, mx_request *r, size_t n)
@@ -72,7 +75,7 @@ static void make_plan(mx_engine *e, plan *p)
         if (r->state != MX_RUN_ACTIVE || n_pending(r) == 0) {
             continue;
         }
-        if (r->is_prompt_done && n_pending(r) == 1) {
+        if (is_decoding(r)) {
             if (!is_paused(r)) {
                 plan_add(e, p, r, 1);
             }
@@ -83,16 +86,16 @@ static void make_plan(mx_engine *e, plan *p)
     if (n_prompts == 0) {
         return;
     }
-    size_t room = p->n_rows > 0 ? mx_min_size(SHARED_CHUNK, e->cfg.prefill_chunk)
-                                : e->cfg.prefill_chunk;
+    size_t room = e->cfg.prefill_chunk;
+    if (p->n_rows > 0) {
+        room = mx_share_rows(&e->share, p->n_rows, room);
+    }
     /* Everybody gets the first place in turn; two walks over the list make the circle. */
     size_t first = e->turn++ % n_prompts;
     for (size_t lap = 0; lap < 2; lap++) {
         size_t i = 0;
         for (mx_request *r = e->runs; r != NULL; r = r->next) {
-            bool is_prompt = r->state == MX_RUN_ACTIVE && n_pending(r) > 0 &&
-                             !(r->is_prompt_done && n_pending(r) == 1);
-            if (!is_prompt) {
+            if (r->state != MX_RUN_ACTIVE || n_pending(r) == 0 || is_decoding(r)) {
                 continue;
             }
             bool is_ours = lap == 0 ? i >= first : i < first;
@@ -100,7 +103,6 @@ static void make_plan(mx_engine *e, plan *p)
             if (is_ours && room > 0 && p->n_runs < e->cfg.max_running) {
                 size_t n = chunk_of(r, room);
                 plan_add(e, p, r, n);
-                p->n_prompt_rows += n;
                 room -= n;
             }
         }
@@ -178,8 +180,10 @@ static void reserve_all(mx_engine *e, plan *p)
     }
     size_t n_runs = 0;
     p->n_rows = 0;
+    p->n_prompt_rows = 0;
     for (size_t i = 0; i < p->n_runs; i++) {
         if (e->batch_count[i] > 0) {
+            p->n_prompt_rows += is_decoding(e->batch_runs[i]) ? 0 : e->batch_count[i];
             e->batch_runs[n_runs] = e->batch_runs[i];
             e->batch_count[n_runs++] = e->batch_count[i];
             p->n_rows += e->batch_count[i];
@@ -346,8 +350,9 @@ static bool sample_restored(mx_engine *e)
 
 /* ---- commit ----------------------------------------------------------------------------------- */
 
-static void note_speed(mx_engine *e, const plan *p, uint64_t pass_us)
+static void note_speed(mx_engine *e, const plan *p, uint64_t pass_us, uint64_t step_us)
 {
+    mx_share_note(&e->share, p->n_rows - p->n_prompt_rows, p->n_prompt_rows, (double)step_us);
     /* Only passes that are nearly all prompt say what a prompt token costs. */
     if (p->n_prompt_rows < 32 || p->n_prompt_rows * 2 < p->n_rows) {
         return;
@@ -428,8 +433,9 @@ bool mx_step(mx_engine *e)
     } else if (err != MX_OK) {
         fail_pass(e, &p, err, bad_row, eb.text);
     } else {
-        note_speed(e, &p, mx_now_us() - begin);
+        uint64_t pass_us = mx_now_us() - begin;
         finish_pass(e, &p, n_hidden);
+        note_speed(e, &p, pass_us, mx_now_us() - begin);
         mx_bank_trim(e->bank);
     }
     return true;
