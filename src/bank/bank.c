@@ -56,6 +56,7 @@ void mx_bank_destroy(mx_bank *b)
     assert(b->n_nodes == 0 && b->n_trees == 0);
     mx_free(b->trees);
     mx_free(b->leaves);
+    mx_free(b->states);
     mx_free(b);
 }
 
@@ -73,8 +74,16 @@ static size_t evict_until(mx_bank *b, size_t n_free, size_t max_bytes)
            b->stats.bytes > max_bytes)
     {
         mx_bank_node *leaf = mx_leaf_pop(b);
+        if (leaf != NULL && leaf->entries != NULL && mx_bank_has_states(b)) {
+            mx_leaf_push(b, leaf); /* and so have all others; first a boundary has to go */
+            leaf = NULL;
+        }
         if (leaf == NULL) {
-            break;
+            if (!mx_boundary_evict(b)) {
+                break;
+            }
+            n_dropped += mx_kv_pool_state_pages(b->pool);
+            continue;
         }
         if (leaf->page->refs > 1) {
             leaf->stash_next = pinned;
@@ -299,8 +308,13 @@ static mx_err insert_tail(mx_bank *b, mx_bank_node *at, mx_page *tail, uint32_t 
     return MX_OK;
 }
 
-static mx_bank_entry *new_entry(const mx_bank *b, mx_entry_kind kind, const float *hidden)
+/* A reference on the state is taken; unlinked. */
+static mx_bank_entry *new_entry(mx_bank *b, mx_entry_kind kind, const float *hidden,
+                                mx_kvstate *state)
 {
+    if (state != NULL && !mx_boundary_reserve(b)) {
+        return NULL;
+    }
     mx_bank_entry *e = mx_calloc(1, sizeof *e);
     if (e == NULL) {
         return NULL;
@@ -315,6 +329,7 @@ static mx_bank_entry *new_entry(const mx_bank *b, mx_entry_kind kind, const floa
         }
         memcpy(e->hidden, hidden, b->cfg.n_hidden * sizeof *hidden);
     }
+    e->state = state != NULL ? mx_kvstate_ref(state) : NULL;
     return e;
 }
 
@@ -330,10 +345,13 @@ static void put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_e
     bool is_refresh = old != NULL && old->n_rows == n_rows;
     if (is_refresh) {
         e->n_hits = old->n_hits + 1;
-        if (e->hidden == NULL) {
+        e->use_log2 = old->use_log2;
+        e->kind = e->kind == MX_ENTRY_POINT ? old->kind : e->kind;
+        if (e->hidden == NULL && old->hidden != NULL) {
+            b->stats.bytes -= mx_entry_bytes(b, old);
             e->hidden = old->hidden;
             old->hidden = NULL;
-            b->stats.bytes -= mx_entry_bytes(b, e->hidden != NULL) - mx_entry_bytes(b, false);
+            b->stats.bytes += mx_entry_bytes(b, old);
         }
         *link = old->next;
         mx_entry_free(b, old);
@@ -342,7 +360,11 @@ static void put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_e
     e->next = *link;
     *link = e;
     b->stats.n_entries++;
-    b->stats.bytes += mx_entry_bytes(b, e->hidden != NULL);
+    b->stats.bytes += mx_entry_bytes(b, e);
+    if (e->state != NULL) {
+        mx_entry_touch(e);
+        mx_boundary_add(b, node, e);
+    }
     if (is_refresh) {
         mx_node_touch(b, node);
     } else {
@@ -354,7 +376,7 @@ static mx_err snapshot(mx_bank *b, mx_bank_tree *tree, mx_seq *seq, mx_bank_entr
 {
     size_t n_full = seq->n_tokens / MX_PAGE_TOKENS;
     uint32_t n_tail = (uint32_t)(seq->n_tokens % MX_PAGE_TOKENS);
-    size_t entry_bytes = mx_entry_bytes(b, entry->hidden != NULL);
+    size_t entry_bytes = mx_entry_bytes(b, entry);
     mx_bank_node *node;
     MX_TRY(insert_full_pages(b, tree, seq, &node));
     if (n_tail > 0) {
@@ -383,16 +405,17 @@ mx_err mx_bank_snapshot_cache(mx_bank *b, mx_seq *seq, mx_entry_kind kind, const
     if (seq->n_tokens == 0) {
         return mx_fail(eb, MX_E_INVALID, "SessionBank: an empty sequence has nothing to keep");
     }
+    assert((seq->state != NULL) == mx_bank_has_states(b));
+    mx_bank_entry *entry = new_entry(b, kind, hidden, seq->state);
+    if (entry == NULL) {
+        return mx_fail(eb, MX_E_NOMEM, "SessionBank: out of memory for an entry");
+    }
     /* Refused before anything is evicted for it in vain. */
     size_t n_pages = (seq->n_tokens + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS;
     size_t n_bytes = n_pages * (mx_kv_pool_page_bytes(b->pool) + sizeof(mx_bank_node)) +
-                     mx_entry_bytes(b, hidden != NULL);
-    if (n_bytes > b->cfg.max_bytes) {
-        return refuse(b, seq, n_bytes, eb);
-    }
-    mx_bank_entry *entry = new_entry(b, kind, hidden);
+                     mx_entry_bytes(b, entry);
     mx_bank_tree *tree;
-    mx_err e = entry != NULL ? get_tree(b, &seq->root, &tree) : MX_E_NOMEM;
+    mx_err e = n_bytes <= b->cfg.max_bytes ? get_tree(b, &seq->root, &tree) : MX_E_FULL;
     if (e == MX_OK) {
         tree->is_in_use = true;
         e = snapshot(b, tree, seq, entry);
@@ -402,10 +425,9 @@ mx_err mx_bank_snapshot_cache(mx_bank *b, mx_seq *seq, mx_entry_kind kind, const
     if (e == MX_OK) {
         return MX_OK;
     }
-    if (entry != NULL) {
-        mx_free(entry->hidden);
-        mx_free(entry);
-    }
+    mx_kvstate_unref(b->pool, entry->state);
+    mx_free(entry->hidden);
+    mx_free(entry);
     return e == MX_E_FULL ? refuse(b, seq, n_bytes, eb)
                           : mx_fail(eb, e, "SessionBank: out of memory for an entry");
 }
@@ -432,6 +454,7 @@ void mx_bank_walk(const mx_bank *b, void (*fn)(void *arg, const mx_bank_point *p
                 p.n_hits = e->n_hits;
                 p.used_us = e->used_us;
                 p.hidden = e->hidden;
+                p.state = e->state;
                 fn(arg, &p);
             }
         }

@@ -6,6 +6,9 @@
  * it: named points at which a prompt or a turn ended. Restoring takes references to whole pages and
  * copies at most the common rows of one; no other KV bytes move.
  *
+ * Where the shape has a recurrent state, that cannot be cut back, and every entry holds one: it is a
+ * boundary. A restore lands on a boundary, pages and state together, or not at all.
+ *
  * Owned by the engine thread; no locks. The bank holds references on its pages; a page that anybody
  * else refers to as well is pinned and never evicted.
  */
@@ -25,32 +28,44 @@ typedef struct mx_bank_config {
     bool settle_snapshot;      /* MTPLX_SESSION_SNAPSHOT_SETTLE */
     uint32_t n_hidden;         /* floats in an entry's hidden vector */
     double us_per_token;       /* recompute cost estimate used for eviction values */
+    /* MTPLX_SESSION_BOUNDARY_TRUE_RESTORE=0: a prompt that leaves what is stored at most
+     * near_prefix_gap tokens before a boundary may go on with the state of that. Never exact. */
+    bool approximate_restore;
 } mx_bank_config;
 
 typedef enum mx_restore_kind {
     MX_RESTORE_NONE,
     MX_RESTORE_EXACT_PREFIX, /* an entry ends in or at the end of the prompt, and all is used */
-    MX_RESTORE_BOUNDARY,     /* recurrent models only */
+    MX_RESTORE_BOUNDARY,     /* with states: a point on the way, MX_ENTRY_POINT */
     MX_RESTORE_NEAR_PREFIX,  /* the entry is at most the gap longer than the common prefix */
     MX_RESTORE_STEM          /* a shared beginning */
 } mx_restore_kind;
 const char *mx_restore_kind_name(mx_restore_kind k); /* "exact_prefix", ... */
 
-typedef enum mx_entry_kind { MX_ENTRY_PROMPT, MX_ENTRY_TURN } mx_entry_kind;
+typedef enum mx_entry_kind {
+    MX_ENTRY_PROMPT,
+    MX_ENTRY_TURN,
+    MX_ENTRY_POINT /* only a boundary, where the shape has states; gives way to the other kinds */
+} mx_entry_kind;
 
 typedef struct mx_bank_match {
-    size_t n_tokens;        /* reused: the longest common prefix with anything in the tree */
-    size_t n_full_pages;
+    size_t n_tokens;        /* reused: the longest common prefix with anything in the tree, or with
+                             * states the greatest boundary within it */
+    size_t n_shared;        /* the longest common prefix; more than n_tokens with states only, and
+                             * where a restore was limited */
+    size_t n_full_pages;    /* of n_tokens */
+    bool is_approximate;    /* the state is that of a later position: store nothing that follows */
     mx_restore_kind kind;
     const float *hidden;    /* [n_hidden] of an entry that ends exactly at n, if n_tokens == n; else
                              * NULL. Valid until the bank is changed */
     /* For the response: the longest stored continuation that diverged, where and with what. */
-    bool diverged;          /* something stored goes on behind n_tokens with another token */
+    bool diverged;          /* something stored goes on behind n_shared with another token */
     int32_t stored_token;   /* that token, when diverged */
 } mx_bank_match;
 
 typedef struct mx_bank_stats {
     size_t bytes, n_pages, n_entries;
+    size_t n_states;          /* held by entries: all of them or none */
     uint64_t evicted_pages, evicted_entries, refused_entries;
 } mx_bank_stats;
 
@@ -67,7 +82,8 @@ mx_err mx_bank_insert_pages(mx_bank *b, mx_seq *seq);
 
 /* snapshot_cache: records an entry at the end of seq (references only; with lazy_snapshot off the
  * tail rows are copied at once). hidden: [n_hidden] or NULL. An entry at the same point is
- * refreshed (and keeps its hidden vector when this one is NULL). Includes mx_bank_insert_pages.
+ * refreshed (and keeps its hidden vector when this one is NULL). Includes mx_bank_insert_pages, and
+ * a reference on the sequence's state where it has one.
  * MX_E_FULL = does not fit the budget or the pool, MX_E_NOMEM: no entry is stored, though whole
  * pages may be; an entry that could never fit changes nothing at all. MX_E_INVALID: the sequence is
  * empty. */
@@ -84,13 +100,32 @@ void mx_bank_lookup(const mx_bank *b, const mx_hash256 *root, const int32_t *tok
  * page that differs; not even those when the sequence uses all of a tail to which nobody else
  * appends. Makes room for that page itself (a match is never evicted to make room for it).
  * MX_E_FULL when the page for those rows cannot be had: then the whole pages alone were restored
- * and *out says so. MX_E_NOMEM: nothing restored. */
+ * and *out says so. MX_E_NOMEM: nothing restored. With states it ends on the greatest boundary that
+ * can be had, with its state; MX_E_FULL then says that a greater one could not. */
 mx_err mx_bank_restore_cache(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n,
                              size_t max_tokens, mx_bank_match *out);
 
+/* For a state that comes from elsewhere. hold_pages: references on the first n_pages whole pages of
+ * tokens, which the tree has; the sequence has no state yet and can only be freed or get more pages.
+ * restore_at: the first n tokens, which the tree has, and `state` at n, whose reference is taken over
+ * (not on failure). MX_E_FULL, MX_E_NOMEM: the sequence is empty. */
+mx_err mx_bank_hold_pages(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n_pages);
+mx_err mx_bank_restore_at(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n,
+                          mx_kvstate *state);
+
+/* Calls fn for each boundary within tokens[0..n-1], ascending. The states are valid during the call;
+ * fn must not change the bank. */
+typedef void mx_bank_boundary_fn(void *arg, size_t n_tokens, mx_kvstate *state,
+                                 mx_entry_kind kind);
+void mx_bank_boundaries(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
+                        mx_bank_boundary_fn *fn, void *arg);
+
 /* Frees pages leaf first, least valuable first (value = time to recompute x decayed uses / bytes),
  * until the pool can hand out n_pages or nothing more can go. Returns how many pages became
- * free. */
+ * free. With states: pages that lead to no boundary go first; then the boundary whose loss costs
+ * least goes, with its state (which counts as several pages). It costs the tokens from the boundary
+ * before it, so the others come to stand at even distances and the last of a chain is no special
+ * case. */
 size_t mx_bank_evict(mx_bank *b, size_t n_pages);
 /* Brings the bank under its budget. */
 void mx_bank_trim(mx_bank *b);
@@ -113,6 +148,7 @@ typedef struct mx_bank_point {
     uint64_t n_hits;     /* refreshed, or restored as a whole */
     uint64_t used_us;    /* mx_now_us of the last such use */
     const float *hidden; /* or NULL */
+    const mx_kvstate *state; /* or NULL */
 } mx_bank_point;
 void mx_bank_walk(const mx_bank *b, void (*fn)(void *arg, const mx_bank_point *point), void *arg);
 

@@ -75,10 +75,24 @@ static void check_leaf(const mx_bank *b, const mx_bank_node *node)
     }
 }
 
+/* Each entry has a state exactly when the shape has states, and it is that of its position. */
+static void check_state(const mx_bank *b, const mx_bank_node *node, const mx_bank_entry *e)
+{
+    require((e->state != NULL) == mx_bank_has_states(b), node, "a state too many or too few");
+    require(e->state != NULL || e->kind != MX_ENTRY_POINT, node, "a point without a state");
+    if (e->state != NULL) {
+        size_t at = (size_t)node->page->index * MX_PAGE_TOKENS + e->n_rows;
+        require(e->state->refs > 0 && e->state->n_tokens == at, node, "state of another position");
+        require(e->node == node, node, "a boundary does not know its node");
+        require(e->state_at < b->stats.n_states && b->states[e->state_at] == e, node,
+                "a boundary is not in the list");
+    }
+}
+
 void mx_bank_check(const mx_bank *b)
 {
     size_t n_nodes = 0, n_leaves = 0, n_entries = 0, n_settle = 0;
-    size_t bytes = (b->trees_cap + b->leaves_cap) * sizeof(void *);
+    size_t bytes = (b->trees_cap + b->leaves_cap + b->states_cap) * sizeof(void *);
     for (size_t i = 0; i < b->n_trees; i++) {
         mx_bank_tree *tree = b->trees[i];
         require(i == 0 || memcmp(b->trees[i - 1]->root.b, tree->root.b, 32) < 0, NULL,
@@ -96,7 +110,8 @@ void mx_bank_check(const mx_bank *b)
             check_leaf(b, n);
             for (const mx_bank_entry *e = n->entries; e != NULL; e = e->next) {
                 n_entries++;
-                bytes += mx_entry_bytes(b, e->hidden != NULL);
+                bytes += mx_entry_bytes(b, e);
+                check_state(b, n, e);
             }
         }
     }
@@ -107,6 +122,7 @@ void mx_bank_check(const mx_bank *b)
     require(n_nodes == b->n_nodes && n_nodes == b->stats.n_pages, NULL, "count of pages");
     require(n_leaves == b->n_leaves && n_nodes <= b->leaves_cap, NULL, "count of leaves");
     require(n_entries == b->stats.n_entries, NULL, "count of entries");
+    require(b->stats.n_states == (mx_bank_has_states(b) ? n_entries : 0), NULL, "count of states");
     require(bytes == b->stats.bytes, NULL, "count of bytes");
 }
 #else

@@ -241,9 +241,15 @@ mx_bank_node *mx_leaf_pop(mx_bank *b)
  * use added instead of the age subtracted, a value can be computed once and kept in a heap. */
 static double value_of(const mx_bank *b, const mx_bank_node *node)
 {
+    if (mx_bank_has_states(b)) {
+        /* What leads to no boundary is of no use, and goes first; what does is not dropped before
+         * the boundary (mx_boundary_evict). */
+        static const double apart = 1e9;
+        return node->use_log2 + (node->entries != NULL ? apart : -apart);
+    }
     size_t n_bytes = mx_kv_pool_page_bytes(b->pool) + sizeof *node;
     for (const mx_bank_entry *e = node->entries; e != NULL; e = e->next) {
-        n_bytes += mx_entry_bytes(b, e->hidden != NULL);
+        n_bytes += mx_entry_bytes(b, e);
     }
     double us = b->cfg.us_per_token > 0 ? b->cfg.us_per_token : 1.0;
     return node->use_log2 + log2(us * node->n_rows / (double)n_bytes);
@@ -266,25 +272,43 @@ void mx_node_revalue(mx_bank *b, mx_bank_node *node)
 }
 
 /* use_log2 = log2(uses, each halved per half-life since) + now / half-life. */
-void mx_node_touch(mx_bank *b, mx_bank_node *node)
+static double one_use_more(double use_log2)
 {
     double now = (double)mx_now_us() / use_half_life_us;
-    double uses = node->use_log2 > 0 ? exp2(node->use_log2 - now) : 0;
-    node->use_log2 = log2(uses + 1) + now;
+    double uses = use_log2 > 0 ? exp2(use_log2 - now) : 0;
+    return log2(uses + 1) + now;
+}
+
+void mx_node_touch(mx_bank *b, mx_bank_node *node)
+{
+    node->use_log2 = one_use_more(node->use_log2);
     mx_node_revalue(b, node);
+}
+
+void mx_entry_touch(mx_bank_entry *e)
+{
+    e->use_log2 = one_use_more(e->use_log2);
 }
 
 /* ---- coming and going ------------------------------------------------------------------------- */
 
-size_t mx_entry_bytes(const mx_bank *b, bool has_hidden)
+size_t mx_entry_bytes(const mx_bank *b, const mx_bank_entry *e)
 {
-    return sizeof(mx_bank_entry) + (has_hidden ? b->cfg.n_hidden * sizeof(float) : 0);
+    size_t n_bytes = sizeof *e + (e->hidden != NULL ? b->cfg.n_hidden * sizeof(float) : 0);
+    if (e->state != NULL) {
+        n_bytes += mx_kv_pool_state_pages(b->pool) * mx_kv_pool_page_bytes(b->pool);
+    }
+    return n_bytes;
 }
 
 void mx_entry_free(mx_bank *b, mx_bank_entry *e)
 {
-    b->stats.bytes -= mx_entry_bytes(b, e->hidden != NULL);
+    b->stats.bytes -= mx_entry_bytes(b, e);
     b->stats.n_entries--;
+    if (e->state != NULL) {
+        mx_boundary_remove(b, e);
+        mx_kvstate_unref(b->pool, e->state);
+    }
     mx_free(e->hidden);
     mx_free(e);
 }
@@ -301,6 +325,9 @@ static void move_entries(mx_bank *b, mx_bank_node *to, mx_bank_node *from, uint3
         last = last->next;
     }
     assert(to->entries == NULL || to->entries->n_rows > last->n_rows);
+    for (mx_bank_entry *e = first; e != last->next; e = e->next) {
+        e->node = to;
+    }
     from->entries = last->next;
     last->next = to->entries;
     to->entries = first;

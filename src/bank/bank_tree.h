@@ -4,7 +4,8 @@
  *
  * A node is a page with the n_rows of it that are stored. A node of 64 rows may have children; one
  * with fewer is always a leaf. No child's tokens are the beginning of a sibling's: whatever is
- * shorter is a point inside the longer one. Entries are points (node, row).
+ * shorter is a point inside the longer one. Entries are points (node, row); with states, each is a
+ * boundary and has one.
  *
  * Children are sorted by their token ids. That one order answers both questions of a lookup in
  * O(log children): is there a child with exactly these 64 tokens, and which child shares most
@@ -29,6 +30,10 @@ struct mx_bank_entry {
     uint64_t n_hits;
     uint64_t used_us;     /* mx_now_us of the last snapshot or exact restore */
     float *hidden;        /* [n_hidden], owned; or NULL */
+    mx_kvstate *state;    /* one reference; NULL when the shape has no states. Then also: */
+    mx_bank_node *node;
+    double use_log2;      /* of restores that ended here, see mx_node_touch */
+    size_t state_at;      /* index in mx_bank.states */
 };
 
 struct mx_bank_node {
@@ -64,8 +69,10 @@ struct mx_bank {
     mx_bank_node **leaves; /* binary heap, least valuable first; room for every node */
     size_t n_leaves, leaves_cap;
     size_t n_nodes;
+    mx_bank_entry **states; /* [stats.n_states] the boundaries, in no order */
+    size_t states_cap;
     mx_bank_node *settle; /* nodes whose tail page is to be copied when idle */
-    mx_bank_stats stats;  /* bytes, n_pages, n_entries are kept up to date */
+    mx_bank_stats stats;  /* bytes, n_pages, n_entries, n_states are kept up to date */
 };
 
 static const size_t NOT_A_LEAF = SIZE_MAX;
@@ -104,8 +111,50 @@ void mx_node_touch(mx_bank *b, mx_bank_node *node);
 /* The node's rows or entries changed: its place in the eviction order may have, too. */
 void mx_node_revalue(mx_bank *b, mx_bank_node *node);
 
-size_t mx_entry_bytes(const mx_bank *b, bool has_hidden);
+size_t mx_entry_bytes(const mx_bank *b, const mx_bank_entry *e);
+/* Of an entry that has been linked and unlinked again. */
 void mx_entry_free(mx_bank *b, mx_bank_entry *e);
+void mx_entry_touch(mx_bank_entry *e); /* counts a use now */
+
+MX_INLINE bool mx_bank_has_states(const mx_bank *b)
+{
+    return mx_kv_pool_state_pages(b->pool) > 0;
+}
+
+/* bank_lookup.c */
+/* A position in a tree: `common` tokens inside some child of `at`, behind n_tokens - common tokens
+ * in whole pages. */
+typedef struct mx_bank_place {
+    mx_bank_node *at;
+    size_t n_tokens;
+    uint32_t common;
+} mx_bank_place;
+
+mx_bank_place mx_place_find(mx_bank_node *top, const int32_t *tokens, size_t n);
+/* The place `limit` <= n_tokens tokens deep on the way to p. */
+mx_bank_place mx_place_clip(mx_bank_place p, size_t limit);
+mx_bank_entry *mx_place_entry(mx_bank_place p, const int32_t *tokens); /* exactly there, or NULL */
+/* The nearest entry that goes on behind p by at most gap tokens, or NULL. */
+mx_bank_entry *mx_place_near_entry(mx_bank_place p, const int32_t *tokens, uint32_t gap);
+/* The greatest boundary at or before p, which ends at *n_tokens; NULL and 0 for none. */
+mx_bank_entry *mx_place_boundary(mx_bank_place p, const int32_t *tokens, size_t *n_tokens);
+/* What a prompt finds when at most `limit` tokens of it may be reused. */
+void mx_bank_describe(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
+                      size_t limit, mx_bank_match *out);
+
+/* bank_boundary.c */
+/* The greatest boundary within the first n_rows rows of `node` or before it on its path, NULL for
+ * none; *n_tokens is where it ends. */
+mx_bank_entry *mx_boundary_before(const mx_bank_node *node, uint32_t n_rows, size_t *n_tokens);
+/* The greatest one within the first `common` tokens below `at`, which some child begins with. */
+mx_bank_entry *mx_boundary_below(const mx_bank_node *at, const int32_t *tokens, uint32_t common);
+/* The list of boundaries; room for one more is made before. False: no memory. */
+bool mx_boundary_reserve(mx_bank *b);
+void mx_boundary_add(mx_bank *b, mx_bank_node *node, mx_bank_entry *e);
+void mx_boundary_remove(mx_bank *b, mx_bank_entry *e);
+/* Drops the boundary whose loss costs least and whose state nobody else uses. False: there is
+ * none. */
+bool mx_boundary_evict(mx_bank *b);
 
 mx_bank_node *mx_leaf_pop(mx_bank *b); /* the least valuable leaf, off the heap; NULL = none */
 void mx_leaf_push(mx_bank *b, mx_bank_node *node);

@@ -6,7 +6,9 @@
  * After every step: all invariant walkers; every stored page and entry is in the model; everything
  * in the model is stored, unless pages were evicted in this step (then the model follows); the
  * number of pages is that of distinct ones; each reference of each page has an owner. Rows are made
- * from the hash of their token prefix, so a row from elsewhere does not go unnoticed.
+ * from the hash of their token prefix, so a row from elsewhere does not go unnoticed, and so are
+ * states: with a shape that has them, each entry holds one, and a restore must end where the greatest
+ * entry within the common prefix does.
  */
 #include "kv/kv_help.h"
 
@@ -25,13 +27,15 @@ enum {
     GAP = 8,
 };
 
-static const mx_kv_shape shape = {1, 2, 4, MX_KV_F16, 0};
+/* Pages of 4 KiB; a state counts as two of them. */
+static const mx_kv_shape plain = {1, 2, 4, MX_KV_F16, 0}, stateful = {1, 2, 4, MX_KV_F16, 5000};
 
 /* A stored token list; its end may be an entry. */
 typedef struct list {
     int root;
     size_t n;
     bool is_entry;
+    bool is_point; /* an entry that is a boundary only */
     bool has_hidden;
     int32_t t[MAX_TOKENS];
 } list;
@@ -39,6 +43,7 @@ typedef struct list {
 typedef struct run {
     mx_seq seq;
     int root;
+    bool is_approximate; /* its state is of another position: nothing of it may be stored */
     int32_t t[MAX_TOKENS]; /* [seq.n_tokens] */
 } run;
 
@@ -53,6 +58,7 @@ static const bool can_count_refs = false;
 typedef struct world {
     uint64_t seed, rng;
     unsigned step;
+    bool has_states, is_approximate;
     mx_kv_pool *pool;
     mx_bank *bank;
     mx_hash256 roots[N_ROOTS];
@@ -61,7 +67,7 @@ typedef struct world {
     list *model; /* [n_model] */
     list *seen;  /* [n_seen] what mx_bank_walk shows */
     uint64_t n_evicted;
-    size_t n_restored_tokens, n_kinds[MX_RESTORE_STEM + 1], n_full, n_evictions;
+    size_t n_restored_tokens, n_kinds[MX_RESTORE_STEM + 1], n_full, n_evictions, n_approximate;
 } world;
 
 #define EXPECT(w, cond, ...)                                                                       \
@@ -97,18 +103,20 @@ static float hidden_of(const int32_t *t, size_t n, int i)
 }
 
 static list *model_add(world *w, int root, const int32_t *t, size_t n, bool is_entry,
-                       bool has_hidden)
+                       bool has_hidden, bool is_point)
 {
     for (size_t i = 0; i < w->n_model; i++) {
         list *l = &w->model[i];
         if (l->root == root && l->n == n && common(l->t, n, t, n) == n && l->is_entry == is_entry) {
             l->has_hidden |= has_hidden;
+            l->is_point = l->is_point && is_point;
             return l;
         }
     }
     EXPECT(w, w->n_model < MAX_LISTS, "the model is too small");
     list *l = &w->model[w->n_model++];
-    *l = (list){.root = root, .n = n, .is_entry = is_entry, .has_hidden = has_hidden};
+    *l = (list){.root = root, .n = n, .is_entry = is_entry, .has_hidden = has_hidden,
+                .is_point = is_point};
     memcpy(l->t, t, n * sizeof *t);
     return l;
 }
@@ -120,7 +128,8 @@ static void see_point(void *arg, const mx_bank_point *p)
     world *w = arg;
     list *l = &w->seen[w->n_seen++];
     *l = (list){.root = mx_hash256_eq(p->root, &w->roots[1]), .n = p->n_tokens,
-                .is_entry = p->is_entry, .has_hidden = p->is_entry && p->hidden != NULL};
+                .is_entry = p->is_entry, .has_hidden = p->is_entry && p->hidden != NULL,
+                .is_point = p->is_entry && p->kind == MX_ENTRY_POINT};
     EXPECT(w, l->n <= MAX_TOKENS, "a stored list of %zu tokens", l->n);
     for (const mx_page *page = p->page; page != NULL; page = page->parent) {
         size_t first = (size_t)page->index * MX_PAGE_TOKENS;
@@ -129,6 +138,11 @@ static void see_point(void *arg, const mx_bank_point *p)
     }
     for (int i = 0; l->has_hidden && i < N_HIDDEN; i++) {
         EXPECT(w, p->hidden[i] == hidden_of(l->t, l->n, i), "a hidden vector of another prefix");
+    }
+    EXPECT(w, (p->state != NULL) == (p->is_entry && w->has_states), "a state too many or few");
+    if (p->state != NULL) {
+        EXPECT(w, help_state_is(&stateful, p->state, l->n, help_prefix_hash(l->t, l->n)),
+               "the state of another prefix");
     }
     if (!p->is_entry) {
         ((mx_page *)(uintptr_t)p->page)->n_seen++; /* the node's reference */
@@ -177,7 +191,9 @@ static void follow(world *w)
     mx_bank_walk(w->bank, see_point, w);
     for (int i = 0; i < N_SEQS; i++) {
         run *r = &w->runs[i];
-        help_check_rows(&r->seq, r->t, w->seed);
+        if (!r->is_approximate) {
+            help_check_rows(&r->seq, r->t, w->seed);
+        }
         for (size_t k = 0; k < r->seq.n_pages; k++) {
             r->seq.pages[k]->n_seen++;
         }
@@ -202,8 +218,8 @@ static void follow(world *w)
         EXPECT(w, is_known, "%zu tokens are stored that nobody stored (entry: %d)", w->seen[i].n,
                w->seen[i].is_entry);
     }
-    if (st.evicted_pages != w->n_evicted) {
-        w->n_evicted = st.evicted_pages;
+    if (st.evicted_pages + st.evicted_entries != w->n_evicted) {
+        w->n_evicted = st.evicted_pages + st.evicted_entries;
         w->n_evictions++;
         memcpy(w->model, w->seen, w->n_seen * sizeof *w->model);
         w->n_model = w->n_seen;
@@ -214,7 +230,8 @@ static void follow(world *w)
             const list *s = &w->seen[k];
             is_stored = w->model[i].is_entry
                             ? s->is_entry && s->n == w->model[i].n && is_prefix(&w->model[i], s) &&
-                                  s->has_hidden == w->model[i].has_hidden
+                                  s->has_hidden == w->model[i].has_hidden &&
+                                  s->is_point == w->model[i].is_point
                             : is_prefix(&w->model[i], s);
         }
         EXPECT(w, is_stored, "%zu stored tokens are gone (entry: %d)", w->model[i].n,
@@ -235,6 +252,35 @@ static size_t model_lcp(const world *w, int root, const int32_t *t, size_t n)
     return best;
 }
 
+/* The greatest entry within the first n tokens. */
+static size_t model_boundary(const world *w, int root, const int32_t *t, size_t n)
+{
+    size_t best = 0;
+    for (size_t i = 0; i < w->n_model; i++) {
+        const list *l = &w->model[i];
+        if (l->is_entry && l->root == root && l->n <= n && common(l->t, l->n, t, n) == l->n) {
+            best = mx_max_size(best, l->n);
+        }
+    }
+    return best;
+}
+
+/* Is there an entry at most GAP tokens behind the n tokens, and none at them? */
+static bool model_is_near(const world *w, int root, const int32_t *t, size_t n)
+{
+    bool is_near = false;
+    for (size_t i = 0; i < w->n_model; i++) {
+        const list *l = &w->model[i];
+        if (l->is_entry && l->root == root && common(l->t, l->n, t, n) == n) {
+            if (l->n == n) {
+                return false;
+            }
+            is_near |= l->n <= n + GAP;
+        }
+    }
+    return is_near && n > 0;
+}
+
 /* Everything about a match but its length. limit: what cut it short, if anything. */
 static void check_match(world *w, int root, const int32_t *t, size_t n, const mx_bank_match *m)
 {
@@ -248,14 +294,14 @@ static void check_match(world *w, int root, const int32_t *t, size_t n, const mx
             continue;
         }
         if (l->is_entry && m->n_tokens > 0 && l->n == m->n_tokens) {
-            kind = MX_RESTORE_EXACT_PREFIX;
+            kind = l->is_point ? MX_RESTORE_BOUNDARY : MX_RESTORE_EXACT_PREFIX;
             has_hidden |= l->has_hidden && l->n == n;
         } else if (l->is_entry && m->n_tokens > 0 && l->n <= m->n_tokens + GAP &&
                    kind == MX_RESTORE_STEM)
         {
             kind = MX_RESTORE_NEAR_PREFIX;
         }
-        if (m->n_tokens == lcp && m->n_tokens < n && l->n > lcp) {
+        if ((m->n_tokens == lcp || w->has_states) && c == lcp && lcp < n && l->n > lcp) {
             diverged = true;
             token_is_right |= l->t[lcp] == m->stored_token;
         }
@@ -268,6 +314,7 @@ static void check_match(world *w, int root, const int32_t *t, size_t n, const mx
     EXPECT(w, (m->hidden != NULL) == has_hidden, "hidden vector: expected %d", has_hidden);
     EXPECT(w, m->hidden == NULL || m->hidden[1] == hidden_of(t, n, 1), "foreign hidden vector");
     EXPECT(w, m->n_full_pages == m->n_tokens / MX_PAGE_TOKENS, "number of full pages");
+    EXPECT(w, m->n_shared == lcp, "%zu tokens are shared, not %zu", lcp, m->n_shared);
     w->n_kinds[m->kind]++;
 }
 
@@ -302,9 +349,44 @@ static void extend(world *w, run *r, size_t n)
     EXPECT(w, e == MX_OK || e == MX_E_FULL, "feeding: %s", mx_err_name(e));
 }
 
+/* Ends on the greatest boundary, or a smaller one where there was no page for its tail. */
+static void restore_with_state(world *w, run *r, const int32_t *t, size_t n, size_t max,
+                               size_t n_shared, bool is_near)
+{
+    mx_bank_match m;
+    size_t expected = model_boundary(w, r->root, t, n_shared);
+    mx_err e = mx_bank_restore_cache(w->bank, &r->seq, t, n, max, &m);
+    EXPECT(w, e == MX_OK || e == MX_E_FULL, "restore: %s", mx_err_name(e));
+    EXPECT(w, m.n_tokens == r->seq.n_tokens, "restored %zu, said %zu", r->seq.n_tokens, m.n_tokens);
+    EXPECT(w, (r->seq.state != NULL) == (m.n_tokens > 0), "pages without their state");
+    EXPECT(w, !m.is_approximate || is_near, "approximate without a reason");
+    if (m.is_approximate) {
+        w->n_approximate++;
+        EXPECT(w, m.n_tokens == n_shared && m.kind == MX_RESTORE_NEAR_PREFIX,
+               "approximate: %zu of %zu tokens, %s", m.n_tokens, n_shared,
+               mx_restore_kind_name(m.kind));
+        r->is_approximate = true;
+    } else if (m.n_tokens != expected) {
+        w->n_full++;
+        EXPECT(w, e == MX_E_FULL && m.n_tokens < expected, "restored %zu of %zu: %s", m.n_tokens,
+               expected, mx_err_name(e));
+        EXPECT(w, m.n_tokens == 0 || m.n_tokens == model_boundary(w, r->root, t, m.n_tokens),
+               "restored %zu, where no boundary is", m.n_tokens);
+    }
+    follow(w);
+    if (!m.is_approximate) {
+        check_match(w, r->root, t, n, &m);
+    }
+    w->n_restored_tokens += m.n_tokens;
+    if (pick(w, 4) > 0) {
+        extend(w, r, n);
+    }
+}
+
 static void step_restore(world *w, run *r)
 {
     mx_seq_free(&r->seq);
+    r->is_approximate = false;
     r->root = (int)pick(w, N_ROOTS);
     mx_seq_init(&r->seq, w->pool, &w->roots[r->root]);
     int32_t t[MAX_TOKENS];
@@ -314,12 +396,18 @@ static void step_restore(world *w, run *r)
 
     mx_bank_match m;
     mx_bank_lookup(w->bank, &w->roots[r->root], t, n, &m);
-    EXPECT(w, m.n_tokens == lcp, "lookup of %zu tokens finds %zu, expected %zu", n, m.n_tokens,
-           lcp);
+    size_t found = w->has_states ? model_boundary(w, r->root, t, lcp) : lcp;
+    EXPECT(w, m.n_tokens == found, "lookup of %zu tokens finds %zu, expected %zu", n, m.n_tokens,
+           found);
     check_match(w, r->root, t, n, &m);
 
     size_t max = pick(w, 3) == 0 ? n : pick(w, 4) == 0 ? pick(w, (uint32_t)n + 1) : n - 1;
     size_t expected = mx_min_size(lcp, max);
+    bool is_near = w->is_approximate && model_is_near(w, r->root, t, expected);
+    if (w->has_states) {
+        restore_with_state(w, r, t, n, max, expected, is_near);
+        return;
+    }
     mx_err e = mx_bank_restore_cache(w->bank, &r->seq, t, n, max, &m);
     if (e == MX_E_FULL) {
         w->n_full++;
@@ -344,12 +432,19 @@ static void step_store(world *w, run *r, bool as_entry)
     float hidden[N_HIDDEN];
     size_t n = r->seq.n_tokens, n_full = n - n % MX_PAGE_TOKENS;
     bool has_hidden = pick(w, 2);
+    mx_entry_kind kind = MX_ENTRY_TURN;
     mx_err e;
+    if (r->is_approximate) {
+        return; /* the caller's duty */
+    }
     if (as_entry) {
         for (int i = 0; i < N_HIDDEN; i++) {
             hidden[i] = hidden_of(r->t, n, i);
         }
-        mx_entry_kind kind = pick(w, 2) ? MX_ENTRY_PROMPT : MX_ENTRY_TURN;
+        kind = pick(w, 2) ? MX_ENTRY_PROMPT : MX_ENTRY_TURN;
+        if (w->has_states && pick(w, 2)) {
+            kind = MX_ENTRY_POINT;
+        }
         e = mx_bank_snapshot_cache(w->bank, &r->seq, kind, has_hidden ? hidden : NULL, NULL);
         EXPECT(w, (e == MX_E_INVALID) == (n == 0), "snapshot of %zu tokens: %s", n, mx_err_name(e));
     } else {
@@ -359,10 +454,10 @@ static void step_store(world *w, run *r, bool as_entry)
         return;
     }
     if (n_full > 0) {
-        model_add(w, r->root, r->t, n_full, false, false);
+        model_add(w, r->root, r->t, n_full, false, false, false);
     }
     if (e == MX_OK && as_entry) {
-        model_add(w, r->root, r->t, n, true, has_hidden);
+        model_add(w, r->root, r->t, n, true, has_hidden, kind == MX_ENTRY_POINT);
     }
     if (e != MX_OK) {
         /* Some of the pages are in; which ones is for the walk to say, as after an eviction. */
@@ -404,19 +499,23 @@ static void step(world *w)
         break;
     case 11:
         if (r != other) {
-            size_t n_fork = pick(w, (uint32_t)other->seq.n_tokens + 1);
+            size_t n_fork = w->has_states ? other->seq.n_tokens
+                                          : pick(w, (uint32_t)other->seq.n_tokens + 1);
             mx_seq_free(&r->seq);
             r->root = other->root;
+            r->is_approximate = other->is_approximate;
             mx_seq_init(&r->seq, w->pool, &w->roots[r->root]);
             EXPECT(w, mx_seq_fork(&r->seq, &other->seq, n_fork) == MX_OK, "fork");
             memcpy(r->t, other->t, n_fork * sizeof *r->t);
         }
         break;
     case 12:
-        mx_seq_cut(&r->seq, n - pick(w, (uint32_t)n + 1));
+        mx_seq_cut(&r->seq, n - pick(w, (uint32_t)n + 1)); /* with states: all or nothing */
+        r->is_approximate = r->is_approximate && r->seq.n_tokens > 0;
         break;
     case 13:
         mx_seq_free(&r->seq);
+        r->is_approximate = false;
         mx_seq_init(&r->seq, w->pool, &w->roots[r->root]);
         break;
     case 14:
@@ -438,13 +537,16 @@ static void step(world *w)
     follow(w);
 }
 
-static void history(uint64_t seed, size_t n_pages, const mx_bank_config *cfg)
+static size_t history_of(const mx_kv_shape *shape, uint64_t seed, size_t n_pages,
+                         const mx_bank_config *cfg)
 {
     int64_t live = mx_mem_live();
     world w = {.seed = seed, .rng = seed * 1000003, .roots = {{{3}}, {{4}}}};
+    w.has_states = shape->state_bytes > 0;
+    w.is_approximate = cfg->approximate_restore;
     w.model = mx_calloc(MAX_LISTS, sizeof *w.model);
     w.seen = mx_calloc(MAX_LISTS, sizeof *w.seen);
-    assert_int_equal(mx_kv_pool_create(&w.pool, &shape, n_pages, NULL), MX_OK);
+    assert_int_equal(mx_kv_pool_create(&w.pool, shape, n_pages, NULL), MX_OK);
     assert_int_equal(mx_bank_create(&w.bank, w.pool, cfg, NULL), MX_OK);
     for (int i = 0; i < N_SEQS; i++) {
         mx_seq_init(&w.runs[i].seq, w.pool, &w.roots[0]);
@@ -452,11 +554,13 @@ static void history(uint64_t seed, size_t n_pages, const mx_bank_config *cfg)
     for (w.step = 0; w.step < N_STEPS; w.step++) {
         step(&w);
     }
-    print_message("seed %llu: %zu tokens restored; none %zu, exact %zu, near %zu, stem %zu; "
-                  "%zu steps evicted, %zu found no room; %zu points at the end\n",
+    print_message("seed %llu: %zu tokens restored; none %zu, exact %zu, boundary %zu, near %zu, "
+                  "stem %zu, approximate %zu; %zu steps evicted, %zu found no room; %zu points at "
+                  "the end\n",
                   (unsigned long long)seed, w.n_restored_tokens, w.n_kinds[MX_RESTORE_NONE],
-                  w.n_kinds[MX_RESTORE_EXACT_PREFIX], w.n_kinds[MX_RESTORE_NEAR_PREFIX],
-                  w.n_kinds[MX_RESTORE_STEM], w.n_evictions, w.n_full, w.n_seen);
+                  w.n_kinds[MX_RESTORE_EXACT_PREFIX], w.n_kinds[MX_RESTORE_BOUNDARY],
+                  w.n_kinds[MX_RESTORE_NEAR_PREFIX], w.n_kinds[MX_RESTORE_STEM], w.n_approximate,
+                  w.n_evictions, w.n_full, w.n_seen);
     /* With the sequences gone, nothing is pinned: the bank can be emptied to the last page. */
     for (int i = 0; i < N_SEQS; i++) {
         mx_seq_free(&w.runs[i].seq);
@@ -470,6 +574,12 @@ static void history(uint64_t seed, size_t n_pages, const mx_bank_config *cfg)
     mx_free(w.model);
     mx_free(w.seen);
     assert_int_equal(mx_mem_live(), live);
+    return w.n_approximate;
+}
+
+static void history(uint64_t seed, size_t n_pages, const mx_bank_config *cfg)
+{
+    (void)history_of(&plain, seed, n_pages, cfg);
 }
 
 static const mx_bank_config base_config = {
@@ -518,9 +628,45 @@ static void test_eager_and_settled(void **state)
     }
 }
 
+static void test_states(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 41; seed < 41 + n_histories(6); seed++) {
+        mx_bank_config cfg = base_config;
+        cfg.lazy_snapshot = seed % 3 != 0;
+        cfg.settle_snapshot = seed % 3 != 1;
+        (void)history_of(&stateful, seed, seed % 2 ? 600 : 48, &cfg);
+    }
+}
+
+static void test_states_small_budget(void **state)
+{
+    (void)state;
+    mx_bank_config cfg = base_config;
+    cfg.max_bytes = 20 * 4096 + 16384;
+    for (uint64_t seed = 51; seed < 51 + n_histories(4); seed++) {
+        (void)history_of(&stateful, seed, 90, &cfg);
+    }
+}
+
+static void test_states_approximate(void **state)
+{
+    (void)state;
+    mx_bank_config cfg = base_config;
+    cfg.approximate_restore = true;
+    size_t n_approximate = 0;
+    for (uint64_t seed = 61; seed < 61 + n_histories(4); seed++) {
+        n_approximate += history_of(&stateful, seed, seed % 2 ? 600 : 60, &cfg);
+    }
+    assert_true(n_approximate > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_states),
+        cmocka_unit_test(test_states_small_budget),
+        cmocka_unit_test(test_states_approximate),
         cmocka_unit_test(test_roomy),
         cmocka_unit_test(test_small_pool),
         cmocka_unit_test(test_small_budget),
