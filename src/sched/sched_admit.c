@@ -5,6 +5,10 @@
  * Order of a miss: RAM, SSD, compute. RAM answers at once. The cold tier may take a while (or hang),
  * so it is asked through a ticket: meanwhile the request holds the whole pages that RAM had and
  * everybody else goes on. If it does not answer in time, the request continues without it.
+ *
+ * What an older run is about to compute is not computed twice: the request waits until that run has
+ * it, then finds it in RAM. Whoever waits so is looked at again when the older run has got there, has
+ * ended for any reason, or gave way; so nothing is promised, and nothing can be waited for in vain.
  */
 #include "sched/sched_internal.h"
 
@@ -14,6 +18,8 @@
 
 enum {
     READ_WAIT_MIN_US = 5 * 1000000,
+    /* A common beginning of fewer tokens is quicker computed along than waited for. */
+    FOLLOW_MIN_TOKENS = 16,
 };
 
 /* Pages that a run may need before somebody has to make room: its tokens, MX_ADMIT_TOKENS of
@@ -44,6 +50,72 @@ mx_page *mx_admit_page(mx_engine *e)
     return page;
 }
 
+/* ---- following -------------------------------------------------------------------------------- */
+
+/* Tokens at the beginning of both, as far as o's prompt goes. */
+static size_t n_common(const mx_request *r, const mx_request *o)
+{
+    size_t n = mx_min_size(r->n_tokens, o->n_prompt);
+    size_t i = 0;
+    while (i < n && r->tokens[i] == o->tokens[i]) {
+        i++;
+    }
+    return i;
+}
+
+/* Reads its prompt, and leaves in the bank what it computes. */
+static bool can_lead(const mx_request *o, const mx_request *r)
+{
+    bool is_on = o->state == MX_RUN_ACTIVE || o->state == MX_RUN_FOLLOWING;
+    return is_on && !o->is_prompt_done && o->params.cache == MX_CACHE_USE &&
+           mx_hash256_eq(&o->root, &r->root);
+}
+
+/* r has (or could restore) n_have tokens. True: an older run will soon have more, r gave up its pages
+ * and waits for it. Only older runs lead, so nobody waits in a circle. */
+static bool follow(mx_engine *e, mx_request *r, size_t n_have)
+{
+    size_t best = n_have + FOLLOW_MIN_TOKENS - 1;
+    mx_request *leader = NULL;
+    bool may_read = r->params.cache != MX_CACHE_OFF;
+    for (mx_request *o = e->runs; may_read && o != NULL && o != r; o = o->next) {
+        size_t n = can_lead(o, r) ? n_common(r, o) : 0;
+        /* The bank has whole pages, and at the end of a prompt the rest. */
+        size_t whole = (n + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS * MX_PAGE_TOKENS;
+        size_t until = mx_min_size(whole, o->n_prompt);
+        if (n > best && o->seq.n_tokens < until) {
+            best = n;
+            leader = o;
+            r->follow_until = until;
+        }
+    }
+    if (leader == NULL) {
+        return false;
+    }
+    mx_seq_free(&r->seq);
+    mx_seq_init(&r->seq, e->pool, &r->root);
+    r->hidden_at = 0;
+    r->leader = leader;
+    r->state = MX_RUN_FOLLOWING;
+    return true;
+}
+
+static bool is_there(const mx_request *r)
+{
+    const mx_request *o = r->leader;
+    return o == NULL || o->is_prompt_done || o->seq.n_tokens >= r->follow_until;
+}
+
+void mx_admit_unfollow(mx_request *r)
+{
+    for (mx_request *o = r->engine->runs; o != NULL; o = o->next) {
+        if (o->leader == r) {
+            o->leader = NULL;
+        }
+    }
+    r->leader = NULL;
+}
+
 /* ---- the statistics of the prompt, settled once ----------------------------------------------- */
 
 static const char *miss_reason(const mx_engine *e, const mx_request *r, bool not_worth)
@@ -66,6 +138,9 @@ static const char *miss_reason(const mx_engine *e, const mx_request *r, bool not
 
 static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind kind, bool not_worth)
 {
+    if (follow(e, r, r->seq.n_tokens)) {
+        return;
+    }
     r->state = MX_RUN_ACTIVE;
     if (r->was_admitted) {
         return; /* a resumed run: its prompt was accounted for when it first started */
@@ -132,6 +207,7 @@ void mx_admit_without_cold(mx_engine *e, mx_request *r)
 static void start(mx_engine *e, mx_request *r)
 {
     r->admit_us = mx_now_us();
+    r->leader = NULL;
     r->hidden_at = 0;
     r->match = (mx_bank_match){0};
     if (r->params.cache == MX_CACHE_OFF) {
@@ -140,6 +216,9 @@ static void start(mx_engine *e, mx_request *r)
     }
     mx_bank_lookup(e->bank, &r->root, r->tokens, r->n_tokens, &r->match);
     bool is_whole = r->match.n_tokens + 1 >= r->n_tokens;
+    if (!is_whole && follow(e, r, r->match.n_tokens)) {
+        return;
+    }
     if (e->cold == NULL || is_whole) {
         start_from_ram(e, r, false);
         return;
@@ -240,6 +319,12 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
 bool mx_admit_all(mx_engine *e)
 {
     bool any = false;
+    for (mx_request *r = e->runs; r != NULL; r = r->next) {
+        if (r->state == MX_RUN_FOLLOWING && is_there(r)) {
+            start(e, r);
+            any = true;
+        }
+    }
     /* Strictly in order: a small request never overtakes a big one for ever. */
     while (e->queue != NULL && e->n_runs < e->cfg.max_running && has_room(e, e->queue)) {
         mx_request *r = e->queue;
@@ -270,6 +355,7 @@ void mx_admit_requeue(mx_engine *e, mx_request *r)
     mx_seq_free(&r->seq);
     mx_seq_init(&r->seq, e->pool, &r->root);
     r->state = MX_RUN_QUEUED;
+    mx_admit_unfollow(r);
     r->hidden_at = 0;
     e->live.n_requeued++;
     mx_request **link = &e->runs;

@@ -27,6 +27,7 @@ typedef enum mx_run_state {
     MX_RUN_QUEUED,   /* waiting for admission; holds no pages */
     MX_RUN_PROBING,  /* the cold tier is looking; whole RAM pages are held */
     MX_RUN_READING,  /* the cold tier is filling pages */
+    MX_RUN_FOLLOWING, /* an older run is computing what this one needs; holds no pages */
     MX_RUN_ACTIVE,   /* has pages; tokens are being fed or sampled */
     MX_RUN_DONE
 } mx_run_state;
@@ -56,6 +57,8 @@ struct mx_request {
 
     /* Engine thread. */
     mx_run_state state;
+    mx_request *leader;       /* whom it follows, until that run has follow_until tokens; NULL = */
+    size_t follow_until;      /* nobody, or that run has left the list */
     mx_request *next;         /* link in the queue or the list of runs */
     int32_t *tokens;          /* [max_total] prompt, then what was sampled */
     size_t n_tokens;
@@ -150,6 +153,8 @@ void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job);
 void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages);
 /* Goes on with what RAM has. */
 void mx_admit_without_cold(mx_engine *e, mx_request *r);
+/* Who follows r starts anew: r leaves the list of runs. */
+void mx_admit_unfollow(mx_request *r);
 /* A page from the pool, evicting from the bank where needed; NULL when everything is in use. */
 mx_page *mx_admit_page(mx_engine *e);
 /* Takes a run off the list and puts it back at the front of the queue, its work kept in the bank. */

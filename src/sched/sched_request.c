@@ -308,6 +308,7 @@ void mx_request_end(mx_request *r, mx_finish finish, mx_err error, const char *t
         return;
     }
     r->state = MX_RUN_DONE;
+    mx_admit_unfollow(r);
     mx_ticket_abandon(r, false);
     mx_seq_free(&r->seq);
     uint64_t now = mx_now_us();
