@@ -28,9 +28,9 @@ typedef struct mx_settings {
     char *api_key_file, *admin_key, *cache_key_file; /* NULL = none */
     bool strict_model, canonical_prompts, shared_prefixes;
     uint64_t threads;      /* 0 = as many as the process may use */
-    uint64_t ctx;          /* 0 = the model's own */
+    uint64_t max_context;  /* 0 = the model's own */
     uint64_t kv_budget;    /* bytes; 0 = half of what is free */
-    uint64_t max_running, max_queued, prefill_chunk;
+    uint64_t max_batch, max_queued, prefill_chunk;
     uint64_t cpu_level;    /* mx_cpu_level, or MX_CPU_AUTO */
     uint64_t kv_type;      /* mx_kv_type */
     uint64_t ssd_mode;     /* mx_cold_mode */

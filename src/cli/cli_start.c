@@ -206,9 +206,9 @@ static mx_err load_model(server *s, mx_errbuf *eb)
     mx_model_options model = {
         .path = s->model_path,
         .kv_type = (mx_kv_type)o->kv_type,
-        .max_batch_rows = (uint32_t)(o->prefill_chunk + o->max_running),
-        .max_logit_rows = (uint32_t)o->max_running,
-        .n_ctx = (uint32_t)o->ctx,
+        .max_batch_rows = (uint32_t)(o->prefill_chunk + o->max_batch),
+        .max_logit_rows = (uint32_t)o->max_batch,
+        .n_ctx = (uint32_t)o->max_context,
         .cpu_level = o->cpu_level == MX_CPU_AUTO ? mx_cpu_best() : (mx_cpu_level)o->cpu_level,
         .fingerprint_cache_dir = s->fingerprint_dir[0] == '\0' ? NULL : s->fingerprint_dir,
     };
@@ -231,7 +231,7 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
     mx_engine_config engine = {
         .model = s->model,
         .kv_budget_bytes = o->kv_budget,
-        .max_running = o->max_running,
+        .max_running = o->max_batch,
         .max_queued = o->max_queued,
         .prefill_chunk = (uint32_t)o->prefill_chunk,
         .bank = {

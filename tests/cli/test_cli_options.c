@@ -91,8 +91,8 @@ static void refusals(void **state)
         {"--port", "70000", "--port"}, {"--port", "x", "--port"}, {"--port", "-1", "--port"},
         {"--port", NULL, "needs a value"}, {"--prot", "1", "--prot"}, {"start", NULL, "start"},
         {"--kv-budget", "12Q", "--kv-budget"}, {"--kv-type", "f8", "f16|f32"},
-        {"--ssd-session-cache", "maybe", "on|off|write-only"}, {"--max-running", "0",
-                                                                "--max-running"},
+        {"--ssd-session-cache", "maybe", "on|off|write-only"}, {"--max-batch", "0",
+                                                                "--max-batch"},
         {"--strict-model=perhaps", NULL, "--strict-model"}, {"--host", "", "--host"},
         {"--api-key", "", "--api-key"},
     };
@@ -159,13 +159,13 @@ static void help_names_every_setting(void **state)
     mx_buf b = {0};
     mx_settings_help(&b);
     static const char *const names[] = {
-        "--model FILE", "--host", "--port", "--threads", "--ctx", "--kv-budget SIZE", "--api-key "
+        "--model FILE", "--host", "--port", "--threads", "--max-context", "--kv-budget SIZE", "--api-key "
             "KEY",
         "MTPLX_API_KEY", "--allowed-origin", "--allowed-host", "--strict-model", "--canonical-prompts",
         "--cpu-level", "--ssd-session-cache on|off|write-only", "--ssd-session-cache-dir DIR",
         "--ssd-session-cache-max-size SIZE", "--ssd-session-cache-min-tokens",
         "--ssd-restore auto|always", "--kv-type "
-            "f16|f32", "--log-level", "--max-running", "--max-queued",
+            "f16|f32", "--log-level", "--max-batch", "--max-queued",
         "--api-key-file FILE", "--admin-key KEY", "--shared-prefixes", "--cache-key-file FILE",
         "MTPLX_ADMIN_KEY", "--prefill-chunk", "--shutdown-drain", "--shutdown-flush",
         "MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP (default 8)",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The server as a process: starting, refusing to start, limits, hang-ups, ending."""
 
+import re
 import signal
 import socket
 import threading
@@ -129,7 +130,7 @@ def test_keys_origin_host(start):
 
 
 def test_too_long_a_prompt(start):
-    s = start("--ctx", "256", *EXACT)
+    s = start("--max-context", "256", *EXACT)
     r = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": text_of(1, 400)}]})
     error = r.json()["error"]
     assert r.status_code == 400 and error["code"] == "context_length_exceeded", r.text
@@ -138,6 +139,26 @@ def test_too_long_a_prompt(start):
     assert "maximum context length is 256 tokens" in error["message"]
     fits = s.chat(text_of(1, 150), max_tokens=100000, ignore_eos=True)
     assert fits.finish == "length" and fits.prompt + fits.usage["completion_tokens"] == 256
+
+
+def test_a_prompt_that_memory_cannot_hold(start):
+    """Refused at once and with the numbers, though the model's context would be long enough."""
+    s = start("--kv-budget", "8M", "--ssd-session-cache", "off")
+    running = s.open_socket({**LONG, "stream": True, "max_tokens": 100})
+    begin = time.monotonic()
+    r = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": text_of(1, 900)}]})
+    waited = time.monotonic() - begin
+    error = r.json()["error"]
+    assert r.status_code == 400 and error["code"] == "context_length_exceeded", r.text
+    n_ctx, n_prompt = error["n_ctx"], error["n_prompt_tokens"]
+    assert n_ctx % 64 == 0 and n_ctx < n_prompt < 8192
+    assert f"request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens)" in error["message"]
+    assert "--kv-budget" in error["message"] and "MiB" in error["message"]
+    needed, there = (float(x) for x in re.findall(r"([\d.]+) MiB", error["message"]))
+    assert there <= 8 < needed and abs(needed / there - (n_prompt + 1) / n_ctx) < 0.05
+    assert waited < 5, waited
+    assert s.chat(text_of(2, n_ctx // 2)).finish == "length"  # what fits is served, in its turn
+    running.close()
 
 
 def test_hopeless_prompts_are_refused_quickly(shared):
@@ -211,7 +232,7 @@ def test_slow_reader_stops_nobody_else(shared):
 
 
 def test_queue_full(start):
-    s = start("--max-running", "1", "--max-queued", "1", "--ssd-session-cache", "off")
+    s = start("--max-batch", "1", "--max-queued", "1", "--ssd-session-cache", "off")
     first = s.open_socket({**LONG, "stream": True})
     s.wait_for("one running", lambda i: i["engine"]["n_running"] == 1)
     second = s.open_socket({**LONG, "stream": True})
