@@ -48,6 +48,10 @@ size_t mx_wmat_bytes(mx_qtype type, uint32_t n_rows, uint32_t n_cols);
  * 64-byte aligned, mx_wmat_bytes long and stays the caller's to free. */
 void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
                     const uint8_t *file_rows, void *memory);
+/* The same in two steps, so that several threads can share a matrix: bind fills *w, then each panel
+ * is packed once. file_rows points to row 0 of the matrix, whichever panels are packed. */
+void mx_wmat_bind(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols, void *memory);
+void mx_wmat_repack_panels(const mx_wmat *w, uint32_t first, uint32_t n, const uint8_t *file_rows);
 
 /* Portable reference: n elements (a multiple of the type's block) of file bytes to f32. */
 void mx_dequantize(mx_qtype type, const uint8_t *bytes, size_t n, float *out);
@@ -91,6 +95,8 @@ typedef struct mx_rope_params {
 
 /* Fills cos_sin for positions 0..n_pos-1. Own sine, cosine and power in double: no libm. */
 void mx_rope_table(const mx_rope_params *p, uint32_t n_pos, float *cos_sin /* [n_pos][n_rot/2][2] */);
+/* The rows first..first+n_pos-1 of that table. */
+void mx_rope_rows(const mx_rope_params *p, uint32_t first, uint32_t n_pos, float *cos_sin);
 
 /* ---- attention over pages --------------------------------------------------------------------- */
 

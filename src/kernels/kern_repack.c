@@ -256,10 +256,8 @@ static void pack_row(const mx_wmat *w, uint8_t *panel, int lane, const uint8_t *
     }
 }
 
-void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
-                    const uint8_t *file_rows, void *memory)
+void mx_wmat_bind(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols, void *memory)
 {
-    const mx_qtype_info *info = mx_qtype_get(type);
     const size_t total = mx_wmat_bytes(type, n_rows, n_cols);
     assert(total != 0 && (uintptr_t)memory % MX_VEC_BYTES == 0);
     w->type = type;
@@ -268,16 +266,31 @@ void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
     w->n_panels = (n_rows - 1) / MX_PANEL_ROWS + 1;
     w->panel_bytes = total / w->n_panels;
     w->panels = memory;
-    const size_t row_bytes = (size_t)n_cols / info->block_elems * info->block_bytes;
+}
+
+void mx_wmat_repack_panels(const mx_wmat *w, uint32_t first, uint32_t n, const uint8_t *file_rows)
+{
+    const mx_qtype_info *info = mx_qtype_get(w->type);
+    const size_t row_bytes = (size_t)w->n_cols / info->block_elems * info->block_bytes;
+    assert(first <= w->n_panels && n <= w->n_panels - first);
     /* Padding of groups and the lanes beyond the last row: zero scales give zero outputs. */
-    for (uint32_t p = 0; p < w->n_panels; p++) {
+    for (uint32_t p = first; p < first + n; p++) {
         uint8_t *panel = w->panels + p * w->panel_bytes;
         memset(panel, 0, w->panel_bytes);
-        for (uint32_t lane = 0; lane < MX_PANEL_ROWS && p * MX_PANEL_ROWS + lane < n_rows; lane++) {
+        for (uint32_t lane = 0; lane < MX_PANEL_ROWS && p * MX_PANEL_ROWS + lane < w->n_rows;
+             lane++)
+        {
             const size_t row = (size_t)p * MX_PANEL_ROWS + lane;
             pack_row(w, panel, (int)lane, file_rows + row * row_bytes);
         }
     }
+}
+
+void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
+                    const uint8_t *file_rows, void *memory)
+{
+    mx_wmat_bind(w, type, n_rows, n_cols, memory);
+    mx_wmat_repack_panels(w, 0, w->n_panels, file_rows);
 }
 
 void mx_wmat_row_portable(const mx_wmat *w, uint32_t row, float *out)

@@ -343,7 +343,7 @@ static mx_err check_batch(const mx_model *m, const mx_batch *b, mx_errbuf *eb)
     return MX_OK;
 }
 
-static void begin_rows(mx_state *s, const mx_batch *b)
+static void begin_rows(mx_state *s, const mx_blueprint *bp, const mx_batch *b)
 {
     s->n_rows = b->n_rows;
     for (uint32_t i = 0; i < b->n_rows; i++) {
@@ -356,6 +356,7 @@ static void begin_rows(mx_state *s, const mx_batch *b)
             .batch_row = i,
             .hidden_to = r->hidden_to,
         };
+        mx_state_need_rope(s, bp, r->pos);
     }
 }
 
@@ -471,7 +472,7 @@ static bool forward_layer(mx_pass *p, const mx_layer *l, bool is_last)
 static bool forward_rows(mx_pass *p)
 {
     mx_model *m = p->m;
-    begin_rows(&m->s, p->batch);
+    begin_rows(&m->s, &m->bp, p->batch);
     if (!mx_pass_rows(p, embed_rows)) {
         return false;
     }

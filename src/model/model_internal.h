@@ -120,6 +120,7 @@ typedef struct mx_weights {
     mx_layer *layers;   /* [n_layers] */
     mx_wmat *experts;   /* what gates, ups and downs of all layers point to */
     uint8_t *arena;     /* all of the above point into it */
+    size_t arena_bytes;
     uint64_t n_params;
 } mx_weights;
 
@@ -191,10 +192,12 @@ typedef struct mx_state {
     mx_act act_ff;        /* [max_rows x visits] rows of n_ff */
     mx_moe moe;
     mx_matmul_job *jobs;  /* [max(3, 2 n_experts)] */
-    float *rope;          /* [n_ctx][n_rot / 2][2] cos, sin */
+    float *rope;          /* [n_ctx][n_rot / 2][2] cos, sin; rows that a pass has needed */
     float *rope_local;    /* the same for local layers, or NULL */
+    bool *has_rope;       /* [n_ctx / MX_PAGE_TOKENS + 1] of so many rows in both tables */
     mx_worker_scratch *workers; /* [pool size] */
     uint8_t *arena;       /* everything above but the two tables */
+    size_t arena_bytes, table_bytes;
 } mx_state;
 
 struct mx_model {
@@ -213,8 +216,10 @@ struct mx_model {
     uint32_t max_batch_rows, max_logit_rows;
 };
 
-/* Allocates the state and fills the RoPE table. */
+/* Allocates the state; memory that no pass has used yet is not resident. */
 mx_err mx_state_create(mx_model *m, mx_errbuf *eb);
+/* Before the rows of the RoPE tables at pos are read: computes them when they are not there. */
+void mx_state_need_rope(mx_state *s, const mx_blueprint *bp, uint32_t pos);
 void mx_state_free(mx_state *s);
 
 #endif

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * Everything that a forward pass writes to, allocated once: the token loop never asks the heap.
+ *
+ * Pages that nobody has written to take no memory, and most are never written to: the work space is
+ * for the largest batch, the RoPE tables for the longest context (134 MB for 128K tokens of 256
+ * rotated dimensions). So the tables are filled as positions come up, which costs a microsecond per
+ * position, once.
  */
 #include "base/mem.h"
 #include "model/model_internal.h"
@@ -99,6 +104,7 @@ static void lay_out(mx_model *m, layout *l)
     size_t attn_floats = m->kern->attn_scratch_floats(bp->head_dim, MX_ATTN_QUERIES);
     size_t max_pages = (size_t)bp->n_ctx / MX_PAGE_TOKENS + 1;
     s->workers = part(l, n_workers, sizeof *s->workers);
+    s->has_rope = part(l, max_pages, sizeof *s->has_rope);
     for (unsigned i = 0; i < n_workers; i++) {
         mx_worker_scratch ws = {
             .matmul = part(l, 1, matmul_bytes),
@@ -124,27 +130,39 @@ mx_err mx_state_create(mx_model *m, mx_errbuf *eb)
         return mx_fail(eb, MX_E_LIMIT, "batches of %u rows are too large for this model",
                        m->max_batch_rows);
     }
-    s->arena = mx_alloc_aligned(ALIGN, l.at);
-    s->rope = mx_alloc_aligned(ALIGN, table_bytes);
-    s->rope_local = bp->local_period != 0 ? mx_alloc_aligned(ALIGN, table_bytes) : NULL;
+    s->arena_bytes = l.at;
+    s->table_bytes = table_bytes;
+    s->arena = mx_alloc_pages(l.at); /* zeroed: the kernels want zeros behind short rows */
+    s->rope = mx_alloc_pages(table_bytes);
+    s->rope_local = bp->local_period != 0 ? mx_alloc_pages(table_bytes) : NULL;
     if (s->arena == NULL || s->rope == NULL || (bp->local_period != 0 && s->rope_local == NULL)) {
         return mx_fail(eb, MX_E_NOMEM, "no memory for the model's working space (%zu MiB)",
                        (l.at + table_bytes * (bp->local_period != 0 ? 2 : 1)) >> 20);
     }
-    memset(s->arena, 0, l.at); /* the kernels want zeros behind short rows */
     l = (layout){.base = s->arena};
     lay_out(m, &l);
-    mx_rope_table(&bp->rope, bp->n_ctx, s->rope);
-    if (s->rope_local != NULL) {
-        mx_rope_table(&bp->rope_local, bp->n_ctx, s->rope_local);
-    }
     return MX_OK;
+}
+
+void mx_state_need_rope(mx_state *s, const mx_blueprint *bp, uint32_t pos)
+{
+    const uint32_t block = pos / MX_PAGE_TOKENS, first = block * MX_PAGE_TOKENS;
+    if (s->has_rope[block]) {
+        return;
+    }
+    const uint32_t n = bp->n_ctx - first < MX_PAGE_TOKENS ? bp->n_ctx - first : MX_PAGE_TOKENS;
+    const size_t at = (size_t)first * bp->rope.n_rot;
+    mx_rope_rows(&bp->rope, first, n, s->rope + at);
+    if (s->rope_local != NULL) {
+        mx_rope_rows(&bp->rope_local, first, n, s->rope_local + at);
+    }
+    s->has_rope[block] = true;
 }
 
 void mx_state_free(mx_state *s)
 {
-    mx_free(s->arena);
-    mx_free(s->rope);
-    mx_free(s->rope_local);
+    mx_free_pages(s->arena, s->arena_bytes);
+    mx_free_pages(s->rope, s->table_bytes);
+    mx_free_pages(s->rope_local, s->table_bytes);
     *s = (mx_state){0};
 }

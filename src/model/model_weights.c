@@ -5,8 +5,9 @@
  * because weights live and die together, and large pages spare the TLB: decode reads all of it for
  * every token.
  *
- * Each tensor's pages of the mapping are dropped as soon as it is repacked, so what is resident is
- * never much more than one copy of the model.
+ * Matrices are repacked in pieces, each piece's pages of the mapping are dropped when it is done, and
+ * the arena becomes resident as it is written: what is resident is one copy of what has been repacked
+ * so far and half a megabyte per worker of the file.
  */
 #include "base/mem.h"
 #include "model/model_internal.h"
@@ -14,7 +15,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-enum { ARENA_ALIGN = 2 << 20, SLICE_ALIGN = 64, TENSORS_PER_LAYER = 16, TENSORS_BESIDE = 8 };
+enum { SLICE_ALIGN = 64, TENSORS_PER_LAYER = 16, TENSORS_BESIDE = 8 };
 
 /* One tensor to load: into a matrix (or one per expert), or as floats behind a pointer. */
 typedef struct item {
@@ -256,33 +257,59 @@ static mx_err look_up(loader *l, mx_weights *w, const mx_blueprint *bp)
 
 /* ---- pass 3: repack -------------------------------------------------------------------------- */
 
+/* About so many bytes of the file at a time: what a worker holds of the mapping, and the unit in
+ * which a large matrix is shared between workers. */
+enum { PIECE_BYTES = 512 << 10 };
+
+/* Some panels of one matrix, or (n_panels 0) a vector. */
+typedef struct piece {
+    const item *it;
+    uint32_t matrix; /* which of the item's */
+    uint32_t first_panel, n_panels;
+} piece;
+
 typedef struct repack_job {
     const loader *l;
     uint8_t *arena;
+    const piece *pieces;
+    size_t n_pieces;
     mx_pool_cursor cursor;
     mx_err err; /* the first failure; atomic access */
     mx_errbuf eb;
 } repack_job;
 
+/* What a piece reads. */
+static const uint8_t *piece_source(const piece *p, size_t *n_bytes)
+{
+    const mx_gguf_tensor *t = p->it->t;
+    if (p->n_panels == 0) {
+        *n_bytes = t->n_bytes;
+        return t->data;
+    }
+    const size_t row_bytes = (size_t)t->ne[0] / t->type->block_elems * t->type->block_bytes;
+    const size_t first = (size_t)p->first_panel * MX_PANEL_ROWS;
+    const size_t n = mx_min_size((size_t)p->n_panels * MX_PANEL_ROWS, (size_t)t->ne[1] - first);
+    *n_bytes = n * row_bytes;
+    return t->data + ((size_t)p->matrix * (size_t)t->ne[1] + first) * row_bytes;
+}
+
 typedef struct repack_one {
-    const item *it;
-    uint8_t *memory;
+    const piece *p;
+    uint8_t *arena;
 } repack_one;
 
 static mx_err repack_guarded(void *arg, mx_errbuf *eb)
 {
     (void)eb;
     const repack_one *one = arg;
-    const mx_gguf_tensor *t = one->it->t;
-    if (one->it->matrix != NULL) {
-        const size_t row_bytes = (size_t)t->ne[0] / t->type->block_elems * t->type->block_bytes;
-        for (uint32_t i = 0; i < one->it->n_matrices; i++) {
-            mx_wmat_repack(&one->it->matrix[i], t->type->type, (uint32_t)t->ne[1],
-                           (uint32_t)t->ne[0], t->data + i * (size_t)t->ne[1] * row_bytes,
-                           one->memory + i * one->it->apart_bytes);
-        }
+    const piece *p = one->p;
+    const mx_gguf_tensor *t = p->it->t;
+    if (p->n_panels != 0) {
+        const uint8_t *rows = t->data + (size_t)p->matrix * (t->n_bytes / p->it->n_matrices);
+        mx_wmat_repack_panels(&p->it->matrix[p->matrix], p->first_panel, p->n_panels, rows);
     } else {
-        mx_dequantize(t->type->type, t->data, (size_t)t->ne[0], (float *)(void *)one->memory);
+        mx_dequantize(t->type->type, t->data, (size_t)t->ne[0],
+                      (float *)(void *)(one->arena + p->it->offset));
     }
     return MX_OK;
 }
@@ -293,10 +320,9 @@ static void repack_worker(void *arg, unsigned worker)
     repack_job *job = arg;
     size_t begin, end;
     while (__atomic_load_n(&job->err, __ATOMIC_RELAXED) == MX_OK &&
-           mx_pool_take(&job->cursor, job->l->n_items, 1, &begin, &end))
+           mx_pool_take(&job->cursor, job->n_pieces, 1, &begin, &end))
     {
-        const item *it = &job->l->items[begin];
-        repack_one one = {it, job->arena + it->offset};
+        repack_one one = {&job->pieces[begin], job->arena};
         mx_errbuf eb;
         mx_err e = mx_gguf_guard(job->l->g, repack_guarded, &one, &eb);
         mx_err none = MX_OK;
@@ -305,25 +331,75 @@ static void repack_worker(void *arg, unsigned worker)
         {
             job->eb = eb; /* only the first one writes */
         }
-        mx_gguf_drop(job->l->g, it->t);
+        size_t n_bytes;
+        const uint8_t *bytes = piece_source(one.p, &n_bytes);
+        mx_gguf_drop(job->l->g, bytes, n_bytes);
     }
+}
+
+static uint32_t panels_per_piece(const mx_wmat *w)
+{
+    const size_t n = PIECE_BYTES / w->panel_bytes;
+    return n < 1 ? 1 : n < w->n_panels ? (uint32_t)n : w->n_panels;
+}
+
+/* Binds all matrices to their places; with pieces NULL it only counts. */
+static size_t cut_into_pieces(const loader *l, uint8_t *arena, piece *pieces)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < l->n_items; i++) {
+        const item *it = &l->items[i];
+        if (it->matrix == NULL) {
+            n++;
+            if (pieces != NULL) {
+                pieces[n - 1] = (piece){.it = it};
+            }
+            continue;
+        }
+        for (uint32_t k = 0; k < it->n_matrices; k++) {
+            mx_wmat *w = &it->matrix[k];
+            mx_wmat_bind(w, it->t->type->type, (uint32_t)it->t->ne[1], (uint32_t)it->t->ne[0],
+                         arena + it->offset + k * it->apart_bytes);
+            const uint32_t step = panels_per_piece(w);
+            for (uint32_t p = 0; p < w->n_panels; p += step) {
+                const uint32_t left = w->n_panels - p;
+                n++;
+                if (pieces != NULL) {
+                    pieces[n - 1] = (piece){it, k, p, step < left ? step : left};
+                }
+            }
+        }
+    }
+    return n;
+}
+
+static mx_err run_pieces(loader *l, uint8_t *arena, mx_pool *pool)
+{
+    repack_job job = {.l = l, .arena = arena};
+    job.n_pieces = cut_into_pieces(l, arena, NULL);
+    piece *pieces = mx_calloc(job.n_pieces, sizeof *pieces);
+    if (pieces == NULL) {
+        return mx_fail(l->eb, MX_E_NOMEM, "no memory for the model");
+    }
+    (void)cut_into_pieces(l, arena, pieces);
+    job.pieces = pieces;
+    mx_pool_run(pool, repack_worker, &job);
+    mx_free(pieces);
+    return job.err == MX_OK ? MX_OK : mx_fail(l->eb, job.err, "%s", job.eb.text);
 }
 
 static mx_err repack_all(loader *l, mx_weights *w, mx_pool *pool)
 {
     /* Rounded up, so that the last large page is whole. */
-    size_t bytes = mx_round_up(l->arena_bytes, ARENA_ALIGN);
-    w->arena = mx_alloc_aligned(ARENA_ALIGN, bytes);
+    w->arena_bytes = mx_round_up(l->arena_bytes, MX_HUGE_PAGE);
+    w->arena = mx_alloc_pages(w->arena_bytes);
     if (w->arena == NULL) {
         return mx_fail(l->eb, MX_E_NOMEM, "no memory for the model's weights (%zu MiB)",
                        l->arena_bytes >> 20);
     }
-    (void)madvise(w->arena, bytes, MADV_HUGEPAGE); /* a hint: without it all works, slower */
-    repack_job job = {.l = l, .arena = w->arena};
-    mx_pool_run(pool, repack_worker, &job);
-    if (job.err != MX_OK) {
-        return mx_fail(l->eb, job.err, "%s", job.eb.text);
-    }
+    /* A hint: without it all works, slower. */
+    (void)madvise(w->arena, w->arena_bytes, MADV_HUGEPAGE);
+    MX_TRY(run_pieces(l, w->arena, pool));
     for (size_t i = 0; i < l->n_vectors; i++) {
         *l->vectors[i].pointer = (float *)(void *)(w->arena + l->vectors[i].offset);
     }
@@ -378,6 +454,6 @@ void mx_weights_free(mx_weights *w)
 {
     mx_free(w->layers);
     mx_free(w->experts);
-    mx_free(w->arena);
+    mx_free_pages(w->arena, w->arena_bytes);
     *w = (mx_weights){0};
 }
