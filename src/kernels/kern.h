@@ -66,10 +66,12 @@ typedef struct mx_act {
     uint32_t n_cols;
     uint32_t q_stride;   /* elements between rows of q: n_cols rounded up to MX_SUB_BLOCK */
     uint32_t n_blocks;   /* scales per row */
-    uint32_t n_sums;     /* sums per row: one per 16 inputs */
+    uint32_t n_sums;     /* sums of 16 per row */
+    uint32_t n_sums32;   /* sums of 32 per row */
     int16_t *q;          /* [max_rows][q_stride] */
     float *scale;        /* [max_rows][n_blocks] */
     float *sum;          /* [max_rows][n_sums], exact integers */
+    float *sum32;        /* [max_rows][n_sums32], likewise */
     float *x;            /* [max_rows][n_cols] the unquantised row */
 } mx_act;
 
