@@ -8,6 +8,15 @@
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define MEM_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define MEM_ASAN 1
+#endif
+#endif
 
 static atomic_uint_fast64_t n_calls;
 static atomic_int_fast64_t n_live;
@@ -66,6 +75,57 @@ void *mx_alloc_aligned(size_t align, size_t bytes)
     }
     return counted(aligned_alloc(align, mx_round_up(bytes ? bytes : 1, align)));
 }
+
+#ifdef MEM_ASAN
+/* The sanitizer knows the ends of heap blocks, not those of mappings. */
+void *mx_alloc_pages(size_t bytes)
+{
+    void *p = mx_alloc_aligned(MX_HUGE_PAGE, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+void mx_free_pages(void *p, size_t bytes)
+{
+    (void)bytes;
+    mx_free(p);
+}
+#else
+static size_t mapping_bytes(size_t bytes)
+{
+    return mx_round_up(bytes ? bytes : 1, MX_HUGE_PAGE);
+}
+
+void *mx_alloc_pages(size_t bytes)
+{
+    if (!may_allocate() || bytes > SIZE_MAX / 2) {
+        return NULL;
+    }
+    const size_t n = mapping_bytes(bytes);
+    uint8_t *map = mmap(NULL, n + MX_HUGE_PAGE, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) {
+        return NULL;
+    }
+    /* Cut off what stands before and behind the aligned part. */
+    const size_t before = -(uintptr_t)map & (MX_HUGE_PAGE - 1);
+    if (before > 0) {
+        munmap(map, before);
+    }
+    munmap(map + before + n, MX_HUGE_PAGE - before);
+    return counted(map + before);
+}
+
+void mx_free_pages(void *p, size_t bytes)
+{
+    if (p != NULL) {
+        atomic_fetch_sub_explicit(&n_live, 1, memory_order_relaxed);
+        munmap(p, mapping_bytes(bytes));
+    }
+}
+#endif
 
 char *mx_strndup(const char *s, size_t len)
 {

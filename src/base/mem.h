@@ -14,6 +14,11 @@ void *mx_alloc(size_t bytes);                   /* NULL on failure; bytes 0 give
 void *mx_calloc(size_t count, size_t bytes);    /* zeroed; NULL on failure or overflow */
 void *mx_realloc(void *p, size_t bytes);        /* as realloc; the old block stays on failure */
 void *mx_alloc_aligned(size_t align, size_t bytes); /* align: a power of two >= sizeof(void *) */
+/* Zeroed pages that take memory only as they are written to: for arenas of many megabytes. Aligned to
+ * MX_HUGE_PAGE. Freed by mx_free_pages with the same size; NULL is allowed there. */
+enum { MX_HUGE_PAGE = 2 << 20 };
+void *mx_alloc_pages(size_t bytes);
+void mx_free_pages(void *p, size_t bytes);
 char *mx_strndup(const char *s, size_t len);    /* a NUL-terminated copy */
 char *mx_strdup(const char *s);
 void mx_free(void *p);                          /* NULL is allowed */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cli_options.h: every setting of `mtplx start`, in one table that drives the parsing of arguments
- * and environment variables, --help and the options object of GET /info.
+ * cli_options.h: every setting of `mtplx start`, in one table (cli_table.h) that drives the parsing of
+ * arguments and environment variables, --help and the options object of GET /info.
  *
  * A setting comes from the command line, else from its environment variable, else it has its
  * default. Belongs to the main thread; constant once parsed.
@@ -11,14 +11,10 @@
 
 #include "base/buf.h"
 #include "base/log.h"
+#include "cli/cli_table.h"
 #include "cold/cold.h"
 #include "kernels/kern.h"
 #include "sched/engine.h"
-
-typedef struct mx_string_list {
-    char **items;
-    size_t n, cap;
-} mx_string_list;
 
 typedef struct mx_settings {
     char *model;           /* NULL = the default model */
@@ -59,10 +55,5 @@ void mx_settings_help(mx_buf *out);
 void mx_settings_json(const mx_settings *s, mx_buf *out);
 /* {"MTPLX_SESSION_LAZY_SNAPSHOT":1,...} */
 void mx_settings_session_json(const mx_settings *s, mx_buf *out);
-
-/* "512M", "1.5GiB", "4096": binary multiples in every spelling. */
-bool mx_parse_size(const char *text, uint64_t *out);
-/* "1.5 GiB" */
-void mx_print_size(char *out, size_t cap, uint64_t bytes);
 
 #endif

@@ -69,7 +69,8 @@ mx_str mx_gguf_key_at(const mx_gguf *g, size_t i);
 mx_err mx_gguf_guard(const mx_gguf *g, mx_err (*fn)(void *arg, mx_errbuf *eb), void *arg,
                      mx_errbuf *eb);
 
-/* Tells the kernel that the pages of this tensor are no longer needed. */
-void mx_gguf_drop(const mx_gguf *g, const mx_gguf_tensor *t);
+/* Tells the kernel that these bytes of the mapping are no longer needed: they do not count as
+ * resident until somebody reads them again. */
+void mx_gguf_drop(const mx_gguf *g, const uint8_t *bytes, size_t n);
 
 #endif

@@ -48,6 +48,10 @@ size_t mx_wmat_bytes(mx_qtype type, uint32_t n_rows, uint32_t n_cols);
  * 64-byte aligned, mx_wmat_bytes long and stays the caller's to free. */
 void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
                     const uint8_t *file_rows, void *memory);
+/* The same in two steps, so that several threads can share a matrix: bind fills *w, then each panel
+ * is packed once. file_rows points to row 0 of the matrix, whichever panels are packed. */
+void mx_wmat_bind(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols, void *memory);
+void mx_wmat_repack_panels(const mx_wmat *w, uint32_t first, uint32_t n, const uint8_t *file_rows);
 
 /* Portable reference: n elements (a multiple of the type's block) of file bytes to f32. */
 void mx_dequantize(mx_qtype type, const uint8_t *bytes, size_t n, float *out);
@@ -62,10 +66,12 @@ typedef struct mx_act {
     uint32_t n_cols;
     uint32_t q_stride;   /* elements between rows of q: n_cols rounded up to MX_SUB_BLOCK */
     uint32_t n_blocks;   /* scales per row */
-    uint32_t n_sums;     /* sums per row: one per 16 inputs */
+    uint32_t n_sums;     /* sums of 16 per row */
+    uint32_t n_sums32;   /* sums of 32 per row */
     int16_t *q;          /* [max_rows][q_stride] */
     float *scale;        /* [max_rows][n_blocks] */
     float *sum;          /* [max_rows][n_sums], exact integers */
+    float *sum32;        /* [max_rows][n_sums32], likewise */
     float *x;            /* [max_rows][n_cols] the unquantised row */
 } mx_act;
 
@@ -91,6 +97,8 @@ typedef struct mx_rope_params {
 
 /* Fills cos_sin for positions 0..n_pos-1. Own sine, cosine and power in double: no libm. */
 void mx_rope_table(const mx_rope_params *p, uint32_t n_pos, float *cos_sin /* [n_pos][n_rot/2][2] */);
+/* The rows first..first+n_pos-1 of that table. */
+void mx_rope_rows(const mx_rope_params *p, uint32_t first, uint32_t n_pos, float *cos_sin);
 
 /* ---- attention over pages --------------------------------------------------------------------- */
 
@@ -117,26 +125,6 @@ typedef struct mx_attn_args {
 } mx_attn_args;
 
 /* ---- the table -------------------------------------------------------------------------------- */
-
-/* ---- Gated DeltaNet -------------------------------------------------------------------------- */
-
-/* Some columns of one head's state S [d keys][d values] over the rows of a chunk, in order. S is
- * cut into slabs of 16 columns: [n_cols / 16][d][16]. */
-typedef struct mx_gdn_args {
-    uint32_t d;      /* a multiple of 16 */
-    uint32_t n_cols; /* a multiple of 16 */
-    uint32_t n_rows; /* > 0 */
-    const float *q;  /* [d], scaled; ld floats to the next row, as for k and v */
-    const float *k;  /* [d] */
-    const float *v;  /* [n_cols] */
-    size_t ld;
-    const float *decay, *beta; /* one number each; ld_gates floats to the next row's */
-    size_t ld_gates;
-    const float *from; /* before the first row */
-    float *to;         /* behind the last row; may be `from` */
-    float *out;        /* [n_cols]; ldo floats to the next row */
-    size_t ldo;
-} mx_gdn_args;
 
 typedef struct mx_kern {
     mx_cpu_level level;
@@ -180,19 +168,6 @@ typedef struct mx_kern {
     void (*scale)(float *x, float s, size_t n);                               /* x *= s */
     void (*add_scaled)(float *y, float s, const float *x, size_t n);          /* y += s * x */
     void (*softmax)(float *x, size_t n);                                      /* in place */
-
-    /* What Gated DeltaNet hybrids need (section 14). */
-    void (*sigmoid)(float *x, size_t n);                            /* in place */
-    void (*sigmoid_mul)(float *y, const float *gate, size_t n);     /* y *= sigmoid(gate) */
-    void (*l2norm)(float *x, float scale_to, uint32_t n);           /* to the length scale_to */
-    /* x = exp(a softplus(x + dt)) */
-    void (*gdn_decay)(float *x, const float *dt, const float *a, size_t n);
-    /* silu of a causal convolution of each channel, in place, row after row. taps [n_taps][ld] and
-     * past [n_taps - 1][ld]: the inputs before the first row, oldest first; afterwards those before
-     * the row behind the last. n channels, a multiple of 16. */
-    void (*gdn_conv)(float *x, size_t ldx, uint32_t n_rows, uint32_t n, const float *taps,
-                     float *past, uint32_t n_taps, size_t ld);
-    void (*gdn_step)(const mx_gdn_args *args);
 } mx_kern;
 
 /* The best level the CPU (and OS) has, at most `max_level`. The AVX-512 and NEON levels may be
@@ -212,8 +187,7 @@ void mx_kern_thread_init(void);
  * a few milliseconds. */
 #define MX_NUMERICS_NAME "mx1-a16"
 mx_hash256 mx_kern_numerics_id(const mx_kern *k);
-/* The same for the functions that only some architectures need: those of sections 13 and 14. */
+/* The same for the functions that only some architectures need. */
 mx_hash256 mx_kern_extras_id(const mx_kern *k);
-mx_hash256 mx_kern_gdn_id(const mx_kern *k);
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where the parts of an activation buffer lie: [q][scale][sum][x], each on a cache line.
+ * Where the parts of an activation buffer lie: [q][scale][sum][sum32][x], each on a cache line.
  */
 #include "kernels/kern_layout.h"
 
 #include <assert.h>
 
 typedef struct act_layout {
-    size_t q_stride, n_blocks, n_sums;
-    size_t scale_at, sum_at, x_at, total;
+    size_t q_stride, n_blocks, n_sums, n_sums32;
+    size_t scale_at, sum_at, sum32_at, x_at, total;
 } act_layout;
 
 static bool add_part(size_t rows, size_t per_row, size_t elem, size_t *at)
@@ -29,12 +29,15 @@ static bool layout_of(uint32_t max_rows, uint32_t n_cols, act_layout *l)
     l->q_stride = mx_round_up((size_t)n_cols, MX_SUB_BLOCK);
     l->n_blocks = ((size_t)n_cols + MX_ACT_BLOCK - 1) / MX_ACT_BLOCK;
     l->n_sums = ((size_t)n_cols + 15) / 16;
+    l->n_sums32 = l->q_stride / MX_SUB_BLOCK;
     size_t at = 0;
     bool ok = add_part(max_rows, l->q_stride, sizeof(int16_t), &at);
     l->scale_at = at;
     ok = ok && add_part(max_rows, l->n_blocks, sizeof(float), &at);
     l->sum_at = at;
     ok = ok && add_part(max_rows, l->n_sums, sizeof(float), &at);
+    l->sum32_at = at;
+    ok = ok && add_part(max_rows, l->n_sums32, sizeof(float), &at);
     l->x_at = at;
     ok = ok && add_part(max_rows, n_cols, sizeof(float), &at);
     l->total = at;
@@ -60,9 +63,11 @@ void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory)
         .q_stride = (uint32_t)l.q_stride,
         .n_blocks = (uint32_t)l.n_blocks,
         .n_sums = (uint32_t)l.n_sums,
+        .n_sums32 = (uint32_t)l.n_sums32,
         .q = (int16_t *)(void *)base,
         .scale = (float *)(void *)(base + l.scale_at),
         .sum = (float *)(void *)(base + l.sum_at),
+        .sum32 = (float *)(void *)(base + l.sum32_at),
         .x = (float *)(void *)(base + l.x_at),
     };
 }
@@ -75,6 +80,7 @@ mx_act mx_act_from_row(const mx_act *a, uint32_t row0)
     rows.q += (size_t)row0 * a->q_stride;
     rows.scale += (size_t)row0 * a->n_blocks;
     rows.sum += (size_t)row0 * a->n_sums;
+    rows.sum32 += (size_t)row0 * a->n_sums32;
     rows.x += (size_t)row0 * a->n_cols;
     return rows;
 }

@@ -149,7 +149,9 @@ void mx_block_unpack(mx_qtype type, const uint8_t *b, mx_block *out)
         break;
     case MX_Q8_0:
         out->d = half_at(b);
-        memcpy(out->q, b + 2, 32);
+        for (int i = 0; i < 32; i++) {
+            out->q[i] = b[2 + i] ^ 0x80u; /* i8 + 128 */
+        }
         break;
     case MX_MXFP4:
         out->d = mx_f32_of_e8m0_half(b[0]);

@@ -13,7 +13,7 @@ typedef struct mx_block {
     float dmin;       /* the minimum (Q4_1, Q5_1) or its scale (Q2_K, Q4_K, Q5_K) */
     int8_t scale[16]; /* per sub-block, types of 256 only; signed value as it multiplies d */
     uint8_t min[16];  /* per sub-block, Q2_K, Q4_K, Q5_K */
-    uint8_t q[256];   /* in element order: unsigned fields, table indices, or i8 (Q8_0) */
+    uint8_t q[256];   /* in element order: unsigned fields, table indices, i8 + 128 (Q8_0) */
 } mx_block;
 
 /* Takes one block of a quantised type apart; fields that the type lacks stay as they are. */
@@ -23,9 +23,6 @@ void mx_block_unpack(mx_qtype type, const uint8_t *bytes, mx_block *out);
 MX_INLINE int mx_quant_value(mx_qtype type, uint8_t q)
 {
     const uint8_t *lut = mx_lut_of(type);
-    if (mx_class_of(type) == MX_CLASS_BYTE) {
-        return (int8_t)q;
-    }
     return (lut != NULL ? lut[q] : q) - mx_offset_of(type);
 }
 

@@ -166,8 +166,10 @@ static void rope(float *x, uint32_t n_heads, uint32_t head_dim, const mx_rope_pa
 
 /* ---- activations ------------------------------------------------------------------------------ */
 
-/* One block of n <= 256 inputs. Writes q up to the next multiple of 32, sums of 16, the scale. */
-static bool quantize_block(const float *x, uint32_t n, int16_t *q, float *scale, float *sum)
+/* One block of n <= 256 inputs. Writes q up to the next multiple of 32, sums of 16 and of 32, the
+ * scale. */
+static bool quantize_block(const float *x, uint32_t n, int16_t *q, float *scale, float *sum,
+                           float *sum32)
 {
     v16i m = vi_set1(0);
     for (uint32_t i = 0; i < n; i += 16) {
@@ -182,6 +184,7 @@ static bool quantize_block(const float *x, uint32_t n, int16_t *q, float *scale,
     if (amax < 0x1p-100f) {
         memset(q, 0, n_stored * sizeof *q);
         memset(sum, 0, (n + 15) / 16 * sizeof *sum);
+        memset(sum32, 0, n_stored / MX_SUB_BLOCK * sizeof *sum32);
         *scale = 0;
         return true;
     }
@@ -193,7 +196,9 @@ static bool quantize_block(const float *x, uint32_t n, int16_t *q, float *scale,
         v = vf_min(v, vf_set1(32767.0f));
         const v16i r = vf_to_int(v);
         vi_store_i16(q + i, r);
-        sum[i / 16] = (float)vi_tree_sum(r);
+        const float s = (float)vi_tree_sum(r);
+        sum[i / 16] = s;
+        sum32[i / 32] = i % 32 == 0 ? s : sum32[i / 32] + s;
     }
     for (uint32_t i = (n + 15) / 16 * 16; i < n_stored; i += 16) {
         memset(q + i, 0, 16 * sizeof *q);
@@ -211,7 +216,9 @@ static bool act_quantize(mx_act *a, const float *x, size_t ldx, uint32_t row0, u
             const uint32_t n = left < MX_ACT_BLOCK ? left : MX_ACT_BLOCK;
             if (!quantize_block(x + k, n, a->q + (size_t)r * a->q_stride + k,
                                 a->scale + (size_t)r * a->n_blocks + b,
-                                a->sum + (size_t)r * a->n_sums + k / 16)) {
+                                a->sum + (size_t)r * a->n_sums + k / 16,
+                                a->sum32 + (size_t)r * a->n_sums32 + k / 32))
+            {
                 return false;
             }
         }
@@ -257,15 +264,11 @@ static bool kv_store(mx_kv_type type, uint8_t *k_tile, uint8_t *v_tile, uint32_t
 
 #include "kernels/kern_impl_attn.h"
 
-#include "kernels/kern_impl_gdn.h"
-
 #define MX_KERN_TABLE(lvl, text)                                                                   \
     {                                                                                              \
         .level = (lvl), .name = (text), .rmsnorm = rmsnorm, .act_quantize = act_quantize,          \
         .matmul = matmul, .wmat_row = mx_wmat_row_portable, .rope = rope, .kv_store = kv_store,    \
         .attention = attention, .attn_scratch_floats = attn_scratch_floats,                        \
         .silu_mul = silu_mul, .add = add, .all_finite = all_finite, .gelu_mul = gelu_mul,          \
-        .scale = scale, .add_scaled = add_scaled, .softmax = softmax, .sigmoid = sigmoid,          \
-        .sigmoid_mul = sigmoid_mul, .l2norm = l2norm, .gdn_decay = gdn_decay,                      \
-        .gdn_conv = gdn_conv, .gdn_step = gdn_step,                                                \
+        .scale = scale, .add_scaled = add_scaled, .softmax = softmax,                              \
     }

@@ -3,7 +3,7 @@
  * kern_impl_matmul.h (internal, part of kern_impl.h): matrix times rows.
  *
  * A panel is walked group by group (256 inputs, one activation scale). With many rows, a group is
- * expanded to pairs of i16 in L1 once and a register tile runs over the rows; with one or two rows
+ * expanded to pairs of i16 in L1 once and a register tile runs over the rows; with up to eight rows
  * the quants are unpacked in registers instead. Integer sums are exact, so both ways and all
  * tilings give the same bits as long as the f32 steps keep their order.
  */
@@ -15,11 +15,14 @@ MX_INLINE v16i shift_right(v16i v, int n)
     return n > 0 ? vi_srl(v, n) : n < 0 ? vi_sll(v, -n) : v;
 }
 
-/* Bits [bits * p, bits * (p + 1)) of each half, moved to bit `to`. */
-MX_INLINE v16i plane_field(v16i v, int bits, int p, int to)
+/* `bits` bits at bit `at` of each half, moved to bit `to`. */
+MX_INLINE v16i plane_field(v16i v, const int bits, const int at, const int to)
 {
     const int mask = ((1 << bits) - 1) << to;
-    return vi_and(shift_right(v, bits * p - to), vi_set1(mask | mask << 16));
+    if (at + bits == 16 && to == 0) {
+        return vi_srl16(v, at); /* the mask would change nothing */
+    }
+    return vi_and(shift_right(v, at - to), vi_set1(mask | mask << 16));
 }
 
 /* The stored fields (table values for table types) of inputs 2p, 2p + 1 of a sub-block, 16 rows. */
@@ -28,22 +31,23 @@ MX_INLINE v16i unpack_pair(const mx_qtype type, const uint8_t *q, const int p)
     const mx_quant_class cls = mx_class_of(type);
     v16i v = vi_set1(0);
     if (cls == MX_CLASS_NIB || cls == MX_CLASS_NIB_BIT || cls == MX_CLASS_NIB_TWO) {
-        v = plane_field(vi_load(q + p / 4 * MX_VEC_BYTES), 4, p % 4, 0);
+        v = plane_field(vi_load(q + p / 4 * MX_VEC_BYTES), 4, p % 4 * 4, 0);
     }
     switch (cls) {
     case MX_CLASS_NIB:
         return mx_lut_of(type) != NULL ? vi_lut(v, mx_lut_of(type)) : v;
     case MX_CLASS_NIB_BIT:
-        return vi_or(v, plane_field(vi_load(q + 4 * MX_VEC_BYTES), 1, p, 4));
+        return vi_or(v, plane_field(vi_load(q + 4 * MX_VEC_BYTES), 1, mx_one_bit_at(p), 4));
     case MX_CLASS_NIB_TWO:
-        return vi_or(v, plane_field(vi_load(q + (4 + p / 8) * MX_VEC_BYTES), 2, p % 8, 4));
+        return vi_or(v, plane_field(vi_load(q + (4 + p / 8) * MX_VEC_BYTES), 2,
+                                    mx_two_bits_at(p), 4));
     case MX_CLASS_TWO:
-        return plane_field(vi_load(q + p / 8 * MX_VEC_BYTES), 2, p % 8, 0);
+        return plane_field(vi_load(q + p / 8 * MX_VEC_BYTES), 2, mx_two_bits_at(p), 0);
     case MX_CLASS_TWO_BIT:
-        return vi_or(plane_field(vi_load(q + p / 8 * MX_VEC_BYTES), 2, p % 8, 0),
-                     plane_field(vi_load(q + 2 * MX_VEC_BYTES), 1, p, 2));
+        return vi_or(plane_field(vi_load(q + p / 8 * MX_VEC_BYTES), 2, mx_two_bits_at(p), 0),
+                     plane_field(vi_load(q + 2 * MX_VEC_BYTES), 1, mx_one_bit_at(p), 2));
     case MX_CLASS_BYTE:
-        return vi_bytes(vi_load(q + p / 2 * MX_VEC_BYTES), p % 2);
+        return plane_field(vi_load(q + (p / 4 * 2 + p % 2) * MX_VEC_BYTES), 8, p % 4 / 2 * 8, 0);
     case MX_CLASS_FLOAT:
         break;
     }
@@ -113,33 +117,29 @@ MX_INLINE v16i broadcast_pair(const int16_t *q)
     return vi_set1(v);
 }
 
-/* Exact: the sums are integers below 2^24. */
-MX_INLINE float sub_sum(const float *sum, int s, const int sub)
-{
-    return sub == 16 ? sum[s] : sum[2 * s] + sum[2 * s + 1];
-}
-
 /* ---- many rows: expand once, then a register tile --------------------------------------------- */
 
 typedef struct group_rows {
     int n_subs;         /* sub-blocks of 32 in this group */
     const int16_t *q;   /* first row, at this group */
     size_t q_stride;
-    const float *sum;   /* sums of 16, likewise */
+    const float *sum;   /* sums per sub-block of the weights, likewise */
     size_t sum_stride;
     const float *scale; /* of this group */
     size_t scale_stride;
 } group_rows;
 
-MX_INLINE group_rows rows_of_group(const mx_act *a, uint32_t row, uint32_t group)
+MX_INLINE group_rows rows_of_group(const mx_act *a, uint32_t row, uint32_t group, const int sub)
 {
     const uint32_t left = a->n_cols - group * MX_ACT_BLOCK;
+    const size_t n_sums = sub == 16 ? a->n_sums : a->n_sums32;
     return (group_rows){
         .n_subs = (int)((left < MX_ACT_BLOCK ? left : MX_ACT_BLOCK) / MX_SUB_BLOCK),
         .q = a->q + (size_t)row * a->q_stride + (size_t)group * MX_ACT_BLOCK,
         .q_stride = a->q_stride,
-        .sum = a->sum + (size_t)row * a->n_sums + (size_t)group * (MX_ACT_BLOCK / 16),
-        .sum_stride = a->n_sums,
+        .sum = (sub == 16 ? a->sum : a->sum32) + (size_t)row * n_sums +
+               group * (size_t)(MX_ACT_BLOCK / sub),
+        .sum_stride = n_sums,
         .scale = a->scale + (size_t)row * a->n_blocks + group,
         .scale_stride = a->n_blocks,
     };
@@ -216,8 +216,7 @@ MX_INLINE void tile(const int sub, const bool has_min, const int tm, const mx_ma
             const v16f wm = vf_load(x->wm[s]);
             MX_UNROLL
             for (int r = 0; r < tm; r++) {
-                const float asum = sub_sum(sum + (size_t)r * g->sum_stride, s, sub);
-                t[r] = vf_fma(vf_set1(asum), wm, t[r]);
+                t[r] = vf_fma(vf_set1(sum[(size_t)r * g->sum_stride + (size_t)s]), wm, t[r]);
             }
         }
     }
@@ -234,6 +233,10 @@ MX_INLINE void tile(const int sub, const bool has_min, const int tm, const mx_ma
         size_t row = 0;                                                                            \
         for (; row + VEC_TILE_ROWS <= n_rows; row += VEC_TILE_ROWS) {                              \
             tile(sub, has_min, VEC_TILE_ROWS, x, g, row, x->acc);                                  \
+        }                                                                                          \
+        if (VEC_TILE_ROWS > 8 && row + 8 <= n_rows) {                                              \
+            tile(sub, has_min, VEC_TILE_ROWS > 8 ? 8 : 1, x, g, row, x->acc);                      \
+            row += 8;                                                                              \
         }                                                                                          \
         if (VEC_TILE_ROWS > 4 && row + 4 <= n_rows) {                                              \
             tile(sub, has_min, VEC_TILE_ROWS > 4 ? 4 : 1, x, g, row, x->acc);                      \
@@ -255,40 +258,65 @@ TILE_ROWS_FN(tile_rows_16_min, 16, true)
 
 /* ---- few rows: unpack in registers ------------------------------------------------------------ */
 
-/* Sum over inputs 2 * p0 .. of `pairs` pairs; the offset comes off as offset * asum, exactly. */
-MX_INLINE v16i direct_sum(const mx_qtype type, const uint8_t *q, const int p0, const int pairs,
-                          const int16_t *a, float asum)
+/* How many sums each of tm rows gets so that the latency of one does not show. */
+MX_INLINE int chains_for(const int tm)
 {
-    v16i is[VEC_CHAINS];
-    is[0] = vi_set1(-mx_offset_of(type) * (int32_t)asum);
+    return VEC_CHAINS / tm > 0 ? VEC_CHAINS / tm : 1;
+}
+
+/* is[r] = the sum of row r over the pairs p0.., with the offset still in it. */
+MX_INLINE void direct_sums(const mx_qtype type, const uint8_t *q, const int p0, const int pairs,
+                           const int16_t *const *a, const int at, const int tm, v16i *is)
+{
+    const int chains = chains_for(tm);
+    v16i part[VEC_DIRECT_ROWS][VEC_CHAINS];
     MX_UNROLL
-    for (int c = 1; c < VEC_CHAINS; c++) {
-        is[c] = vi_set1(0);
+    for (int r = 0; r < tm; r++) {
+        MX_UNROLL
+        for (int c = 0; c < chains; c++) {
+            part[r][c] = vi_set1(0);
+        }
     }
     MX_UNROLL
     for (int p = 0; p < pairs; p++) {
-        v16i *s = &is[p % VEC_CHAINS];
-        *s = vi_dot(*s, unpack_pair(type, q, p0 + p), broadcast_pair(a + 2 * p));
-        vi_pin(s);
+        v16i v = unpack_pair(type, q, p0 + p);
+        vi_pin(&v); /* unpacked once for all rows */
+        MX_UNROLL
+        for (int r = 0; r < tm; r++) {
+            v16i *s = &part[r][p % chains];
+            *s = vi_dot(*s, v, broadcast_pair(a[r] + at + 2 * p));
+            vi_pin(s);
+        }
     }
     MX_UNROLL
-    for (int c = 1; c < VEC_CHAINS; c++) {
-        is[0] = vi_add(is[0], is[c]);
+    for (int r = 0; r < tm; r++) {
+        MX_UNROLL
+        for (int h = chains / 2; h > 0; h /= 2) {
+            MX_UNROLL
+            for (int c = 0; c < h; c++) {
+                part[r][c] = vi_add(part[r][c], part[r][c + h]);
+            }
+        }
+        is[r] = part[r][0];
     }
-    return is[0];
 }
 
 MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const group_rows *g,
-                            const int tm, v16f *acc)
+                            const size_t *rows, const int tm, v16f *acc)
 {
     const int sub = mx_sub_of(type);
     const int per = MX_SUB_BLOCK / sub;
+    const int offset = mx_offset_of(type);
     const size_t quant_bytes = mx_quant_bytes(type);
     const uint8_t *scales = group + (size_t)g->n_subs * quant_bytes;
     const super_scales super = load_super(type, scales);
+    const int16_t *a[VEC_DIRECT_ROWS];
+    const float *sum[VEC_DIRECT_ROWS];
     v16f t[VEC_DIRECT_ROWS];
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
+        a[r] = g->q + rows[r] * g->q_stride;
+        sum[r] = g->sum + rows[r] * g->sum_stride;
         t[r] = vf_zero();
     }
     for (int s32 = 0; s32 < g->n_subs; s32++, group += quant_bytes) {
@@ -297,13 +325,16 @@ MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const gro
             const int s = s32 * per + h;
             v16f ws;
             v16f wm;
+            v16i is[VEC_DIRECT_ROWS];
+            direct_sums(type, group, h * (sub / 2), sub / 2, a, s * sub, tm, is);
             load_scales(type, scales, &super, s, &ws, &wm);
             MX_UNROLL
             for (int r = 0; r < tm; r++) {
-                const float asum = sub_sum(g->sum + (size_t)r * g->sum_stride, s, sub);
-                const int16_t *a = g->q + (size_t)r * g->q_stride + s * sub;
-                const v16i is = direct_sum(type, group, h * (sub / 2), sub / 2, a, asum);
-                t[r] = vf_fma(vf_of_int(is), ws, t[r]);
+                const float asum = sum[r][s];
+                if (offset != 0) { /* exact */
+                    is[r] = vi_sub(is[r], vi_set1(offset * (int32_t)asum));
+                }
+                t[r] = vf_fma(vf_of_int(is[r]), ws, t[r]);
                 if (mx_has_min(type)) {
                     t[r] = vf_fma(vf_set1(asum), wm, t[r]);
                 }
@@ -312,21 +343,24 @@ MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const gro
     }
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
-        acc[r] = vf_fma(t[r], vf_set1(g->scale[(size_t)r * g->scale_stride]), acc[r]);
+        acc[r] = vf_fma(t[r], vf_set1(g->scale[rows[r] * g->scale_stride]), acc[r]);
     }
 }
 
+/* Rows `row`.. of a; of the tm results only the first n count, the others repeat the last row. */
 MX_INLINE void direct_panel_as(const mx_qtype type, const uint8_t *panel, const mx_act *a,
-                               uint32_t row, const int tm, float (*out)[MX_PANEL_ROWS])
+                               uint32_t row, int n, const int tm, float (*out)[MX_PANEL_ROWS])
 {
     v16f acc[VEC_DIRECT_ROWS];
+    size_t rows[VEC_DIRECT_ROWS];
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
         acc[r] = vf_zero();
+        rows[r] = (size_t)(r < n ? r : n - 1);
     }
     for (uint32_t b = 0; b < a->n_blocks; b++, panel += mx_group_bytes(type, MX_GROUP_SUBS)) {
-        const group_rows g = rows_of_group(a, row, b);
-        direct_group(type, panel, &g, tm, acc);
+        const group_rows g = rows_of_group(a, row, b, mx_sub_of(type));
+        direct_group(type, panel, &g, rows, tm, acc);
     }
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
@@ -346,19 +380,27 @@ MX_INLINE void direct_panel_as(const mx_qtype type, const uint8_t *panel, const 
         expand_as(type, group, n_subs, x);                                                         \
     }                                                                                              \
     static MX_NOINLINE void direct_##type(const uint8_t *panel, const mx_act *a, uint32_t row,     \
-                                          int tm, float (*out)[MX_PANEL_ROWS])                     \
+                                          int n, float (*out)[MX_PANEL_ROWS])                      \
     {                                                                                              \
-        if (VEC_DIRECT_ROWS > 1 && tm == 2) {                                                      \
-            direct_panel_as(type, panel, a, row, VEC_DIRECT_ROWS > 1 ? 2 : 1, out);                \
-        } else {                                                                                   \
-            direct_panel_as(type, panel, a, row, 1, out);                                          \
+        if (n == 1) {                                                                              \
+            direct_panel_as(type, panel, a, row, n, 1, out);                                       \
+        } else if (VEC_DIRECT_ROWS >= 2 && n == 2) {                                               \
+            direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 2 ? 2 : 1, out);            \
+        } else if (VEC_DIRECT_ROWS >= 3 && n == 3) {                                               \
+            direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 3 ? 3 : 1, out);            \
+        } else if (VEC_DIRECT_ROWS >= 4 && n == 4) {                                               \
+            direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 4 ? 4 : 1, out);            \
+        } else if (VEC_DIRECT_ROWS >= 6 && n <= 6) {                                               \
+            direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 6 ? 6 : 1, out);            \
+        } else if (VEC_DIRECT_ROWS >= 8) {                                                         \
+            direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 8 ? 8 : 1, out);            \
         }                                                                                          \
     }
 
 QUANT_TYPES(TYPE_FNS)
 
 typedef void (*expand_fn)(const uint8_t *group, int n_subs, mx_matmul_scratch *x);
-typedef void (*direct_fn)(const uint8_t *panel, const mx_act *a, uint32_t row, int tm,
+typedef void (*direct_fn)(const uint8_t *panel, const mx_act *a, uint32_t row, int n,
                           float (*out)[MX_PANEL_ROWS]);
 typedef void (*tile_rows_fn)(mx_matmul_scratch *x, const group_rows *g, size_t n_rows);
 
@@ -458,9 +500,22 @@ static void expanded_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *
     const tile_rows_fn tile_rows = tile_rows_for(w->type);
     memset(x->acc, 0, n * sizeof x->acc[0]);
     for (uint32_t b = 0; b < a->n_blocks; b++) {
-        const group_rows g = rows_of_group(a, row, b);
+        const group_rows g = rows_of_group(a, row, b, mx_sub_of(w->type));
         expand(panel + b * mx_group_bytes(w->type, MX_GROUP_SUBS), g.n_subs, x);
         tile_rows(x, &g, n);
+    }
+}
+
+/* In as few passes over the panel as the registers allow, equal in size. */
+static void direct_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
+                        size_t n, mx_matmul_scratch *x)
+{
+    const direct_fn direct = direct_for(w->type);
+    for (size_t r = 0; r < n;) {
+        const size_t passes = (n - r + VEC_DIRECT_ROWS - 1) / VEC_DIRECT_ROWS;
+        const size_t take = (n - r + passes - 1) / passes;
+        direct(panel, a, row + (uint32_t)r, (int)take, x->acc + r);
+        r += take;
     }
 }
 
@@ -480,11 +535,19 @@ static void panel_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, 
     default:
         break;
     }
-    if (n <= VEC_DIRECT_ROWS) {
-        direct_for(w->type)(panel, a, row, (int)n, x->acc);
+    if (n <= VEC_DIRECT_MAX) {
+        direct_rows(w, panel, a, row, n, x);
     } else {
         expanded_rows(w, panel, a, row, n, x);
     }
+}
+
+/* How many of the rows that are left share the next expansion: whole tiles, turns of like size. */
+static uint32_t rows_per_turn(uint32_t left)
+{
+    const uint32_t turns = (left + MX_MATMUL_ROWS - 1) / MX_MATMUL_ROWS;
+    const uint32_t tiles = ((left + turns - 1) / turns + VEC_TILE_ROWS - 1) / VEC_TILE_ROWS;
+    return tiles * VEC_TILE_ROWS < left ? tiles * VEC_TILE_ROWS : left;
 }
 
 static void matmul(const mx_wmat *w, const mx_act *a, uint32_t n_rows, float *y, size_t ldy,
@@ -495,8 +558,8 @@ static void matmul(const mx_wmat *w, const mx_act *a, uint32_t n_rows, float *y,
     for (uint32_t p = panel0; p < panel1; p++) {
         const uint8_t *panel = w->panels + p * w->panel_bytes;
         const uint32_t left = w->n_rows - p * MX_PANEL_ROWS;
-        for (uint32_t row = 0; row < n_rows; row += MX_MATMUL_ROWS) {
-            const size_t n = mx_min_size(n_rows - row, MX_MATMUL_ROWS);
+        for (uint32_t row = 0, n; row < n_rows; row += n) {
+            n = rows_per_turn(n_rows - row);
             panel_rows(w, panel, a, row, n, x);
             for (size_t r = 0; r < n; r++) {
                 store_n(y + (row + r) * ldy + (size_t)p * MX_PANEL_ROWS, vf_load(x->acc[r]), left);

@@ -8,8 +8,9 @@
 #include "kernels/kern_layout.h"
 
 /* Rows of activations for which one group of a panel is expanded once: the expansion (about 400
- * cycles) then costs 1 % of the products, and the accumulators (8 KiB) share L1 with the group. */
-enum { MX_MATMUL_ROWS = 128 };
+ * cycles) then costs 3 % of the products, and the accumulators (16.5 KiB) share L1 with the group.
+ * A multiple of every level's tile, so that 512 rows leave few rows over. */
+enum { MX_MATMUL_ROWS = 264 };
 
 /* Scratch of one matmul call; everything stays in L1. */
 typedef struct mx_matmul_scratch {

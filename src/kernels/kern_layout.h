@@ -9,12 +9,16 @@
  *
  * Quants are kept in 64-byte vectors: a 32-bit lane per row. The low 16 bits of a lane belong to
  * even inputs, the high 16 bits to odd ones, so that one shift and one mask give the pair
- * (w[k], w[k + 1]) of all 16 rows as i16, which is what vpmaddwd and vpdpwssd want:
+ * (w[k], w[k + 1]) of all 16 rows as i16, which is what vpmaddwd and vpdpwssd want. Input k of the
+ * 32 is input 2j + half of eight, k = 8i + 2j + half; what it has at which bits of its half:
  *
- *   NIB   4 vectors  vector i, bits 4j..4j+3 of each half: pair k = 8i + 2j
- *   BIT   1 vector   bit p of each half: pair k = 2p
- *   TWO   2 vectors  vector i, bits 2p..2p+1 of each half: pair k = 16i + 2p
- *   BYTE  8 vectors  vector i, low / high byte of each half: pair k = 4i / 4i + 2
+ *   NIB   4 vectors  vector i, 4 bits at 4j
+ *   BIT   1 vector   1 bit at 8 (j / 2) + 2i + j % 2
+ *   TWO   2 vectors  vector i / 2, 2 bits at 8 (j / 2) + 4 (i % 2) + 2 (j % 2)
+ *   BYTE  8 vectors  vector 2i + j % 2, byte j / 2; i8 is stored with its offset, as u8
+ *
+ * So the same bytes also hold four inputs per lane, one in each byte, in the order 0 4 1 5 (j even)
+ * and 2 6 3 7 (j odd) of the eight.
  *
  * Scales of 16 rows lie side by side: f16 as in the file, integer scales as one byte each.
  * Float matrices are [k][16] in their own type, with no groups.
@@ -30,7 +34,7 @@ typedef enum mx_quant_class {
     MX_CLASS_NIB_TWO, /* 4 + 2 bits */
     MX_CLASS_TWO,     /* 2 bits */
     MX_CLASS_TWO_BIT, /* 2 + 1 bits */
-    MX_CLASS_BYTE,    /* signed bytes */
+    MX_CLASS_BYTE,    /* 8 bits */
     MX_CLASS_FLOAT,
 } mx_quant_class;
 
@@ -42,7 +46,18 @@ enum {
 /* Values of IQ4_NL / IQ4_XS and MXFP4 with the offset added, so that they are unsigned bytes. */
 extern const uint8_t mx_lut_iq4[16];
 extern const uint8_t mx_lut_fp4[16];
-enum { MX_LUT_IQ4_OFFSET = 128, MX_LUT_FP4_OFFSET = 12 };
+enum { MX_LUT_IQ4_OFFSET = 128, MX_LUT_FP4_OFFSET = 12, MX_BYTE_OFFSET = 128 };
+
+/* Where the pair p (inputs 2p, 2p + 1) of a sub-block has its bits (see above). */
+MX_INLINE int mx_one_bit_at(int p)
+{
+    return 8 * (p % 4 / 2) + 2 * (p / 4) + p % 2;
+}
+
+MX_INLINE int mx_two_bits_at(int p)
+{
+    return 8 * (p % 4 / 2) + 4 * (p / 4 % 2) + 2 * (p % 2);
+}
 
 MX_INLINE mx_quant_class mx_class_of(mx_qtype t)
 {
@@ -96,7 +111,7 @@ MX_INLINE const uint8_t *mx_lut_of(mx_qtype t)
     return t == MX_IQ4_NL || t == MX_IQ4_XS ? mx_lut_iq4 : t == MX_MXFP4 ? mx_lut_fp4 : NULL;
 }
 
-/* What is added to a signed quant to store it; 0 for bytes, which are stored signed. */
+/* What is added to a signed quant to store it. */
 MX_INLINE int mx_offset_of(mx_qtype t)
 {
     switch (t) {
@@ -113,6 +128,8 @@ MX_INLINE int mx_offset_of(mx_qtype t)
         return MX_LUT_IQ4_OFFSET;
     case MX_MXFP4:
         return MX_LUT_FP4_OFFSET;
+    case MX_Q8_0:
+        return MX_BYTE_OFFSET;
     default:
         return 0;
     }
@@ -121,7 +138,7 @@ MX_INLINE int mx_offset_of(mx_qtype t)
 /* |sum of stored * activation| and |offset * sum of activations| of one sub-block fit an i32, each
  * and together, for the widest type (the table types: stored <= 241, offset 128). */
 _Static_assert((241LL + 128) * 32767 * MX_SUB_BLOCK < 1LL << 31, "table types");
-_Static_assert(128LL * 32767 * MX_SUB_BLOCK < 1LL << 31, "Q8_0");
+_Static_assert((255LL + 128) * 32767 * MX_SUB_BLOCK < 1LL << 31, "Q8_0");
 _Static_assert((15LL + 8) * 32767 * MX_SUB_BLOCK < 1LL << 31, "Q4_0, Q4_1, Q4_K");
 _Static_assert((31LL + 16) * 32767 * MX_SUB_BLOCK < 1LL << 31, "Q5_0, Q5_1, Q5_K");
 _Static_assert((23LL + 12) * 32767 * MX_SUB_BLOCK < 1LL << 31, "MXFP4");

@@ -72,12 +72,12 @@ static void put_plane(uint8_t *out, int lane, const uint8_t *q, int from, int bi
 {
     const uint32_t mask = (1u << bits) - 1;
     const int per_vector = 16 / bits;
-    for (int i = 0; i < bits; i++, q += 2 * per_vector) {
+    for (int i = 0; i < bits; i++) {
         uint32_t v = 0;
-        for (int p = 0; p < per_vector; p++) {
+        for (int p = i * per_vector; p < (i + 1) * per_vector; p++) {
             const uint32_t even = (uint32_t)q[2 * p] >> from & mask;
             const uint32_t odd = (uint32_t)q[2 * p + 1] >> from & mask;
-            v |= (even | odd << 16) << (bits * p);
+            v |= (even | odd << 16) << (bits == 1 ? mx_one_bit_at(p) : mx_two_bits_at(p));
         }
         put_lane(out, i, lane, v);
     }
@@ -85,9 +85,13 @@ static void put_plane(uint8_t *out, int lane, const uint8_t *q, int from, int bi
 
 static void put_bytes(uint8_t *out, int lane, const uint8_t *q)
 {
-    for (int i = 0; i < 8; i++, q += 4) {
-        put_lane(out, i, lane,
-                 q[0] | (uint32_t)q[2] << 8 | (uint32_t)q[1] << 16 | (uint32_t)q[3] << 24);
+    for (int i = 0; i < 4; i++, q += 8) {
+        for (int odd = 0; odd < 2; odd++) {
+            const uint8_t *from = q + 2 * odd;
+            put_lane(out, 2 * i + odd, lane,
+                     from[0] | (uint32_t)from[4] << 8 | (uint32_t)from[1] << 16 |
+                         (uint32_t)from[5] << 24);
+        }
     }
 }
 
@@ -125,6 +129,8 @@ static uint8_t get_quant(mx_qtype type, const uint8_t *v, int lane, int k)
 {
     const int half = 16 * (k & 1);
     const int pair = k / 2;
+    const int one = mx_one_bit_at(pair);
+    const int two = mx_two_bits_at(pair);
     const uint32_t nib = mx_class_of(type) <= MX_CLASS_NIB_TWO
                              ? get_lane(v, pair / 4, lane) >> (half + 4 * (pair % 4)) & 15u
                              : 0;
@@ -132,17 +138,16 @@ static uint8_t get_quant(mx_qtype type, const uint8_t *v, int lane, int k)
     case MX_CLASS_NIB:
         return (uint8_t)nib;
     case MX_CLASS_NIB_BIT:
-        return (uint8_t)(nib | (get_lane(v, 4, lane) >> (half + pair) & 1u) << 4);
+        return (uint8_t)(nib | (get_lane(v, 4, lane) >> (half + one) & 1u) << 4);
     case MX_CLASS_NIB_TWO:
-        return (uint8_t)(nib | (get_lane(v, 4 + pair / 8, lane) >> (half + 2 * (pair % 8)) & 3u)
-                                   << 4);
+        return (uint8_t)(nib | (get_lane(v, 4 + pair / 8, lane) >> (half + two) & 3u) << 4);
     case MX_CLASS_TWO:
-        return (uint8_t)(get_lane(v, pair / 8, lane) >> (half + 2 * (pair % 8)) & 3u);
+        return (uint8_t)(get_lane(v, pair / 8, lane) >> (half + two) & 3u);
     case MX_CLASS_TWO_BIT:
-        return (uint8_t)((get_lane(v, pair / 8, lane) >> (half + 2 * (pair % 8)) & 3u) |
-                         (get_lane(v, 2, lane) >> (half + pair) & 1u) << 2);
+        return (uint8_t)((get_lane(v, pair / 8, lane) >> (half + two) & 3u) |
+                         (get_lane(v, 2, lane) >> (half + one) & 1u) << 2);
     case MX_CLASS_BYTE:
-        return (uint8_t)(get_lane(v, pair / 2, lane) >> (half + 8 * (pair % 2)));
+        return (uint8_t)(get_lane(v, pair / 4 * 2 + pair % 2, lane) >> (half + pair % 4 / 2 * 8));
     case MX_CLASS_FLOAT:
         break;
     }
@@ -256,10 +261,8 @@ static void pack_row(const mx_wmat *w, uint8_t *panel, int lane, const uint8_t *
     }
 }
 
-void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
-                    const uint8_t *file_rows, void *memory)
+void mx_wmat_bind(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols, void *memory)
 {
-    const mx_qtype_info *info = mx_qtype_get(type);
     const size_t total = mx_wmat_bytes(type, n_rows, n_cols);
     assert(total != 0 && (uintptr_t)memory % MX_VEC_BYTES == 0);
     w->type = type;
@@ -268,16 +271,31 @@ void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
     w->n_panels = (n_rows - 1) / MX_PANEL_ROWS + 1;
     w->panel_bytes = total / w->n_panels;
     w->panels = memory;
-    const size_t row_bytes = (size_t)n_cols / info->block_elems * info->block_bytes;
+}
+
+void mx_wmat_repack_panels(const mx_wmat *w, uint32_t first, uint32_t n, const uint8_t *file_rows)
+{
+    const mx_qtype_info *info = mx_qtype_get(w->type);
+    const size_t row_bytes = (size_t)w->n_cols / info->block_elems * info->block_bytes;
+    assert(first <= w->n_panels && n <= w->n_panels - first);
     /* Padding of groups and the lanes beyond the last row: zero scales give zero outputs. */
-    for (uint32_t p = 0; p < w->n_panels; p++) {
+    for (uint32_t p = first; p < first + n; p++) {
         uint8_t *panel = w->panels + p * w->panel_bytes;
         memset(panel, 0, w->panel_bytes);
-        for (uint32_t lane = 0; lane < MX_PANEL_ROWS && p * MX_PANEL_ROWS + lane < n_rows; lane++) {
+        for (uint32_t lane = 0; lane < MX_PANEL_ROWS && p * MX_PANEL_ROWS + lane < w->n_rows;
+             lane++)
+        {
             const size_t row = (size_t)p * MX_PANEL_ROWS + lane;
             pack_row(w, panel, (int)lane, file_rows + row * row_bytes);
         }
     }
+}
+
+void mx_wmat_repack(mx_wmat *w, mx_qtype type, uint32_t n_rows, uint32_t n_cols,
+                    const uint8_t *file_rows, void *memory)
+{
+    mx_wmat_bind(w, type, n_rows, n_cols, memory);
+    mx_wmat_repack_panels(w, 0, w->n_panels, file_rows);
 }
 
 void mx_wmat_row_portable(const mx_wmat *w, uint32_t row, float *out)

@@ -133,7 +133,7 @@ static double frequency(const mx_rope_params *p, uint32_t j)
     return (f / p->scale_factor) * (1.0 - ramp) + f * ramp;
 }
 
-void mx_rope_table(const mx_rope_params *p, uint32_t n_pos, float *cos_sin)
+void mx_rope_rows(const mx_rope_params *p, uint32_t first, uint32_t n_pos, float *cos_sin)
 {
     assert(p->n_rot % 2 == 0 && p->freq_base > 0 && p->scale_factor > 0);
     const uint32_t half = p->n_rot / 2;
@@ -145,12 +145,17 @@ void mx_rope_table(const mx_rope_params *p, uint32_t n_pos, float *cos_sin)
     for (uint32_t j = 0; j < half; j++) {
         const double f = frequency(p, j);
         float *out = cos_sin + 2 * (size_t)j;
-        for (uint32_t pos = 0; pos < n_pos; pos++, out += 2 * (size_t)half) {
+        for (uint32_t i = 0; i < n_pos; i++, out += 2 * (size_t)half) {
             double s;
             double c;
-            sin_cos_of((double)pos * f, &s, &c);
+            sin_cos_of((double)(first + i) * f, &s, &c);
             out[0] = (float)(c * amplitude);
             out[1] = (float)(s * amplitude);
         }
     }
+}
+
+void mx_rope_table(const mx_rope_params *p, uint32_t n_pos, float *cos_sin)
+{
+    mx_rope_rows(p, 0, n_pos, cos_sin);
 }

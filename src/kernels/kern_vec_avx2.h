@@ -22,15 +22,13 @@ enum {
     /* 2 x (2 integer + 2 float accumulators) + 2 weights + 2 broadcasts fit 16 registers; with 3
      * rows gcc 12 spills (56 against 42 GMAC/s measured on Zen 3) */
     VEC_TILE_ROWS = 2,
-    VEC_DIRECT_ROWS = 2,
-    VEC_CHAINS = 1,
+    VEC_DIRECT_ROWS = 4,
+    VEC_DIRECT_MAX = 8,
+    VEC_CHAINS = 2,
     VEC_WIDE_1 = 4, /* 8 accumulators cover the latency of two FMA units */
     VEC_WIDE_2 = 2,
     VEC_WIDE_4 = 1,
 };
-
-/* 8 sums of 8 lanes; more would not fit the registers beside the rest */
-#define VEC_GDN_SLABS 2
 
 #if defined(MX_NO_UNROLL)
 #define MX_UNROLL
@@ -74,6 +72,11 @@ MX_INLINE v16i vi_srl(v16i x, int n)
 MX_INLINE v16i vi_sra(v16i x, int n)
 {
     return (v16i){_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)};
+}
+
+MX_INLINE v16i vi_srl16(v16i x, int n)
+{
+    return (v16i){_mm256_srli_epi16(x.a, n), _mm256_srli_epi16(x.b, n)};
 }
 
 MX_INLINE v16f vf_set1(float x)
@@ -207,14 +210,6 @@ MX_INLINE v16i vi_lut(v16i v, const uint8_t *table)
     const __m256i high = _mm256_set1_epi16((short)0x8000);
     return (v16i){_mm256_shuffle_epi8(t, _mm256_or_si256(v.a, high)),
                   _mm256_shuffle_epi8(t, _mm256_or_si256(v.b, high))};
-}
-
-MX_INLINE v16i vi_bytes(v16i v, int n)
-{
-    if (n == 0) {
-        v = (v16i){_mm256_slli_epi16(v.a, 8), _mm256_slli_epi16(v.b, 8)};
-    }
-    return (v16i){_mm256_srai_epi16(v.a, 8), _mm256_srai_epi16(v.b, 8)};
 }
 
 MX_INLINE v16f vf_keep(v16f v, int lo, int hi, v16f other)

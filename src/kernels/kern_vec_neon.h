@@ -26,6 +26,7 @@ enum {
      * registers; a third row would not */
     VEC_TILE_ROWS = 2,
     VEC_DIRECT_ROWS = 2,
+    VEC_DIRECT_MAX = 2,
     VEC_CHAINS = 1, /* the four registers of a sum are chains of their own */
     VEC_WIDE_1 = 2, /* 8 accumulators cover the latency of two FMA units */
     VEC_WIDE_2 = 2,
@@ -93,6 +94,16 @@ MX_INLINE v16i vi_sll(v16i x, int n)
 MX_INLINE v16i vi_srl(v16i x, int n)
 {
     return (v16i){x.a >> n, x.b >> n, x.c >> n, x.d >> n};
+}
+
+MX_INLINE uint32x4_t srl_u16(uint32x4_t x, int n)
+{
+    return vreinterpretq_u32_u16(vreinterpretq_u16_u32(x) >> n);
+}
+
+MX_INLINE v16i vi_srl16(v16i x, int n)
+{
+    return (v16i){srl_u16(x.a, n), srl_u16(x.b, n), srl_u16(x.c, n), srl_u16(x.d, n)};
 }
 
 MX_INLINE uint32x4_t sra_i32(uint32x4_t x, int n)
@@ -288,20 +299,6 @@ MX_INLINE v16i vi_lut(v16i v, const uint8_t *table)
 {
     const uint8x16_t t = vld1q_u8(table);
     return (v16i){lut_bytes(t, v.a), lut_bytes(t, v.b), lut_bytes(t, v.c), lut_bytes(t, v.d)};
-}
-
-MX_INLINE uint32x4_t bytes_of(uint32x4_t v, int n)
-{
-    int16x8_t x = vreinterpretq_s16_u32(v);
-    if (n == 0) {
-        x = vshlq_n_s16(x, 8);
-    }
-    return vreinterpretq_u32_s16(vshrq_n_s16(x, 8));
-}
-
-MX_INLINE v16i vi_bytes(v16i v, int n)
-{
-    return (v16i){bytes_of(v.a, n), bytes_of(v.b, n), bytes_of(v.c, n), bytes_of(v.d, n)};
 }
 
 MX_INLINE float32x4_t keep_lanes(float32x4_t v, int first, int lo, int hi, float32x4_t other)

@@ -29,8 +29,9 @@ typedef struct v16i {
 
 enum {
     VEC_TILE_ROWS = 1,   /* activation rows of one GEMM tile */
-    VEC_DIRECT_ROWS = 1, /* up to this many rows weights are unpacked in registers */
-    VEC_CHAINS = 1,      /* independent integer sums per row when unpacking in registers */
+    VEC_DIRECT_ROWS = 1, /* rows whose sums fit the registers while weights are unpacked */
+    VEC_DIRECT_MAX = 1,  /* up to this many rows do that, more expand the weights first */
+    VEC_CHAINS = 1,      /* independent integer sums when unpacking in registers */
     /* vectors side by side in attention for 1, 2 and 3 or 4 query rows */
     VEC_WIDE_1 = 1,
     VEC_WIDE_2 = 1,
@@ -90,6 +91,7 @@ LANEWISE_I(vi_sub16, ((x - y) & 0xffffu) | ((x & 0xffff0000u) - (y & 0xffff0000u
 SHIFT_I(vi_sll, x << n)
 SHIFT_I(vi_srl, x >> n)
 SHIFT_I(vi_sra, (uint32_t)((int32_t)x >> n)) /* towards minus infinity */
+SHIFT_I(vi_srl16, (x >> n & 0xffffu >> n) | (x >> 16 >> n) << 16) /* each half on its own */
 
 VEC_FN v16f vf_set1(float x)
 {
@@ -237,16 +239,6 @@ VEC_FN v16i vi_dot(v16i acc, v16i w, v16i a)
 VEC_FN v16i vi_lut(v16i v, const uint8_t *table)
 {
     EACH_LANE v.l[i_] = table[v.l[i_] & 15u] | (uint32_t)table[v.l[i_] >> 16 & 15u] << 16;
-    return v;
-}
-
-/* Sign-extends the low (n = 0) or high (n = 1) byte of each half. */
-VEC_FN v16i vi_bytes(v16i v, int n)
-{
-    EACH_LANE {
-        const uint32_t x = v.l[i_] >> (8 * n);
-        v.l[i_] = (uint16_t)(int8_t)x | (uint32_t)(int8_t)(x >> 16) << 16;
-    }
     return v;
 }
 

@@ -5,6 +5,7 @@
 #ifndef MX_KV_INTERNAL_H
 #define MX_KV_INTERNAL_H
 
+#include "base/mem.h"
 #include "kv/kv.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -24,8 +25,6 @@
 #define MX_KV_HIDE(ptr, n) ((void)(ptr), (void)(n))
 #define MX_KV_SHOW(ptr, n) ((void)(ptr), (void)(n))
 #endif
-
-enum { MX_HUGE_PAGE = 2 << 20 };
 
 struct mx_kv_pool {
     mx_kv_shape shape;

@@ -37,9 +37,10 @@
 
 enum {
     OS_PAGE = 4096,
-    /* Large enough that populating is rare (a slab is ten pages of the default model, 640 tokens),
-     * small enough to take a few milliseconds. Not measured on machines with slow page clearing. */
-    SLAB_BYTES = 16 << 20,
+    /* Two or three pages of the default model, half a page of a large one. The time goes into clearing
+     * (1 ms per MiB on a virtual machine), not into the calls, so a larger slab would only make
+     * waiting longer, and what an idle pool holds in reserve more. */
+    SLAB_BYTES = 4 << 20,
 };
 
 mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages,

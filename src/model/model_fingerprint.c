@@ -61,6 +61,7 @@ static mx_err hash_guarded(void *arg, mx_errbuf *eb)
         size_t at = begin * LEAF_BYTES;
         mx_hash256 h = mx_sha256_of(job->bytes + at, mx_min_size(LEAF_BYTES, job->n_bytes - at));
         memcpy(job->leaves + begin * sizeof h.b, h.b, sizeof h.b);
+        mx_gguf_drop(job->g, job->bytes + at, mx_min_size(LEAF_BYTES, job->n_bytes - at));
     }
     return MX_OK;
 }

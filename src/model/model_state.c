@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * Everything that a forward pass writes to, allocated once: the token loop never asks the heap.
+ *
+ * Pages that nobody has written to take no memory, and most are never written to: the work space is
+ * for the largest batch, the RoPE tables for the longest context (134 MB for 128K tokens of 256
+ * rotated dimensions). So the tables are filled as positions come up, which costs a microsecond per
+ * position, once.
  */
 #include "base/mem.h"
 #include "model/model_internal.h"
@@ -43,9 +48,7 @@ static size_t largest_matmul_scratch(const mx_weights *w, const mx_blueprint *bp
         const mx_layer *l = &w->layers[i];
         /* Of experts the first: all have one shape. */
         const mx_wmat *all[] = {&l->qkv[0], &l->qkv[1], &l->qkv[2], &l->attn_out, &l->gate, &l->up,
-                                &l->down,   &l->router, l->gates,   l->ups,       l->downs,
-                                &l->out_gate, &l->alpha, &l->beta, &l->shared_router,
-                                &l->shared_gate, &l->shared_up, &l->shared_down};
+                                &l->down,   &l->router, l->gates,   l->ups,       l->downs};
         for (size_t k = 0; k < MX_COUNT(all); k++) {
             if (all[k] != NULL && all[k]->panels != NULL) {
                 most = mx_max_size(most, mx_kern_matmul_scratch(all[k]));
@@ -67,32 +70,6 @@ static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places)
     moe->begin = part(l, (size_t)bp->n_experts + 1, sizeof *moe->begin);
     act_part(l, &moe->act, n_places, bp->n_embd);
     moe->down = part(l, n_places, bp->n_embd * sizeof *moe->down);
-    if (bp->n_ff_shared != 0) {
-        moe->shared_weight = part(l, rows, sizeof *moe->shared_weight);
-        moe->shared_gate_up = part(l, rows, 2 * (size_t)bp->n_ff_shared * sizeof(float));
-        moe->shared_down = part(l, rows, bp->n_embd * sizeof *moe->shared_down);
-        act_part(l, &moe->shared_act, m->max_batch_rows, bp->n_ff_shared);
-    }
-}
-
-/* The mixer's output as activations: of attention or of GDN, never of both at once. */
-static void lay_out_mixed(mx_model *m, layout *l)
-{
-    mx_state *s = &m->s;
-    const uint32_t rows = m->max_batch_rows, q_width = mx_q_width(&m->bp);
-    const uint32_t v_width = mx_v_width(&m->bp);
-    const size_t q_bytes = mx_act_bytes(rows, q_width);
-    const size_t v_bytes = v_width > 0 ? mx_act_bytes(rows, v_width) : 0;
-    s->attn = part(l, rows, mx_max_size(q_width, v_width) * sizeof(float));
-    l->is_too_big |= q_bytes == 0 || (v_width > 0 && v_bytes == 0);
-    void *memory = part(l, 1, mx_max_size(q_bytes, v_bytes));
-    if (memory == NULL) {
-        return;
-    }
-    mx_act_bind(&s->act_attn, rows, q_width, memory);
-    if (v_width > 0) {
-        mx_act_bind(&s->act_gdn, rows, v_width, memory);
-    }
 }
 
 static void lay_out(mx_model *m, layout *l)
@@ -106,20 +83,20 @@ static void lay_out(mx_model *m, layout *l)
     s->groups = part(l, rows, sizeof *s->groups);
     s->x = part(l, rows, bp->n_embd * sizeof(float));
     s->h = part(l, rows, bp->n_embd * sizeof(float));
-    s->runs = bp->arch->has_gdn ? part(l, rows, sizeof *s->runs) : NULL;
-    s->qkv = part(l, rows, mx_qkv_width(bp) * sizeof(float));
-    lay_out_mixed(m, l);
+    s->qkv = part(l, rows, (mx_q_width(bp) + 2 * mx_kv_width(bp)) * sizeof(float));
+    s->attn = part(l, rows, mx_q_width(bp) * sizeof(float));
     const uint64_t n_places = (uint64_t)rows * mx_n_visits(bp);
     if (n_places > UINT32_MAX) {
         l->is_too_big = true;
         return;
     }
-    s->jobs = part(l, 2 * (size_t)bp->n_experts + 4, sizeof *s->jobs);
+    s->jobs = part(l, bp->n_experts != 0 ? 2 * (size_t)bp->n_experts + 3 : 3, sizeof *s->jobs);
     s->gate_up = part(l, n_places, 2 * (size_t)bp->n_ff * sizeof(float));
     if (bp->n_experts != 0) {
         lay_out_moe(m, l, (uint32_t)n_places);
     }
     act_part(l, &s->act_embd, head_rows, bp->n_embd);
+    act_part(l, &s->act_attn, m->max_batch_rows, mx_q_width(bp));
     act_part(l, &s->act_ff, (uint32_t)n_places, bp->n_ff);
 
     unsigned n_workers = mx_pool_size(m->pool);
@@ -127,6 +104,7 @@ static void lay_out(mx_model *m, layout *l)
     size_t attn_floats = m->kern->attn_scratch_floats(bp->head_dim, MX_ATTN_QUERIES);
     size_t max_pages = (size_t)bp->n_ctx / MX_PAGE_TOKENS + 1;
     s->workers = part(l, n_workers, sizeof *s->workers);
+    s->has_rope = part(l, max_pages, sizeof *s->has_rope);
     for (unsigned i = 0; i < n_workers; i++) {
         mx_worker_scratch ws = {
             .matmul = part(l, 1, matmul_bytes),
@@ -152,27 +130,39 @@ mx_err mx_state_create(mx_model *m, mx_errbuf *eb)
         return mx_fail(eb, MX_E_LIMIT, "batches of %u rows are too large for this model",
                        m->max_batch_rows);
     }
-    s->arena = mx_alloc_aligned(ALIGN, l.at);
-    s->rope = mx_alloc_aligned(ALIGN, table_bytes);
-    s->rope_local = bp->local_period != 0 ? mx_alloc_aligned(ALIGN, table_bytes) : NULL;
+    s->arena_bytes = l.at;
+    s->table_bytes = table_bytes;
+    s->arena = mx_alloc_pages(l.at); /* zeroed: the kernels want zeros behind short rows */
+    s->rope = mx_alloc_pages(table_bytes);
+    s->rope_local = bp->local_period != 0 ? mx_alloc_pages(table_bytes) : NULL;
     if (s->arena == NULL || s->rope == NULL || (bp->local_period != 0 && s->rope_local == NULL)) {
         return mx_fail(eb, MX_E_NOMEM, "no memory for the model's working space (%zu MiB)",
                        (l.at + table_bytes * (bp->local_period != 0 ? 2 : 1)) >> 20);
     }
-    memset(s->arena, 0, l.at); /* the kernels want zeros behind short rows */
     l = (layout){.base = s->arena};
     lay_out(m, &l);
-    mx_rope_table(&bp->rope, bp->n_ctx, s->rope);
-    if (s->rope_local != NULL) {
-        mx_rope_table(&bp->rope_local, bp->n_ctx, s->rope_local);
-    }
     return MX_OK;
+}
+
+void mx_state_need_rope(mx_state *s, const mx_blueprint *bp, uint32_t pos)
+{
+    const uint32_t block = pos / MX_PAGE_TOKENS, first = block * MX_PAGE_TOKENS;
+    if (s->has_rope[block]) {
+        return;
+    }
+    const uint32_t n = bp->n_ctx - first < MX_PAGE_TOKENS ? bp->n_ctx - first : MX_PAGE_TOKENS;
+    const size_t at = (size_t)first * bp->rope.n_rot;
+    mx_rope_rows(&bp->rope, first, n, s->rope + at);
+    if (s->rope_local != NULL) {
+        mx_rope_rows(&bp->rope_local, first, n, s->rope_local + at);
+    }
+    s->has_rope[block] = true;
 }
 
 void mx_state_free(mx_state *s)
 {
-    mx_free(s->arena);
-    mx_free(s->rope);
-    mx_free(s->rope_local);
+    mx_free_pages(s->arena, s->arena_bytes);
+    mx_free_pages(s->rope, s->table_bytes);
+    mx_free_pages(s->rope_local, s->table_bytes);
     *s = (mx_state){0};
 }

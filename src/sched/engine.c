@@ -369,21 +369,14 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
     }
     MX_TRY(mx_kv_pool_create(&e->pool, shape, max_pages, eb));
     /* The last page of the pool stays out of the sum, so that a sequence of the largest size can
-     * still copy the tail it shares with an entry; so do the states before and behind its rows. */
-    const size_t n_aside = 1 + 2 * mx_kv_pool_state_pages(e->pool);
-    if (max_pages <= n_aside) {
-        return mx_fail(eb, MX_E_INVALID, "the KV budget of %zu bytes is less than %zu pages of %zu "
-                       "bytes; raise --kv-budget", e->cfg.kv_budget_bytes, n_aside + 1, page_bytes);
-    }
-    max_pages -= n_aside;
-    e->max_seq_tokens = mx_min_size(e->mc->n_ctx, max_pages * MX_PAGE_TOKENS);
+     * still copy the tail it shares with an entry. */
+    e->max_seq_tokens = mx_min_size(e->mc->n_ctx, (max_pages - 1) * MX_PAGE_TOKENS);
     mx_bank_config bank = e->cfg.bank;
     bank.n_hidden = e->mc->n_embd;
     bank.max_bytes = bank.max_bytes ? bank.max_bytes : e->cfg.kv_budget_bytes;
     MX_TRY(mx_bank_create(&e->bank, e->pool, &bank, eb));
     e->root = mx_model_root(e->model, NULL);
-    /* Files hold pages and no states yet: a model with states could not go on from them. */
-    if (e->cfg.cold_mode == MX_COLD_OFF || shape->state_bytes != 0) {
+    if (e->cfg.cold_mode == MX_COLD_OFF) {
         return MX_OK;
     }
     mx_buf json = {0};

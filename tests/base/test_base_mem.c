@@ -120,6 +120,32 @@ static void test_grow(void **state)
     mx_free(array);
 }
 
+static void test_pages(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 4096, MX_HUGE_PAGE - 1, MX_HUGE_PAGE, 5 * MX_HUGE_PAGE + 3};
+    const int64_t live = mx_mem_live();
+    for (size_t i = 0; i < MX_COUNT(sizes); i++) {
+        uint8_t *p = mx_alloc_pages(sizes[i]);
+        assert_non_null(p);
+        assert_int_equal((uintptr_t)p % MX_HUGE_PAGE, 0);
+        assert_int_equal(mx_mem_live(), live + 1);
+        for (size_t k = 0; k < sizes[i]; k++) {
+            if (p[k] != 0) {
+                fail_msg("byte %zu of %zu is %d", k, sizes[i], p[k]);
+            }
+        }
+        memset(p, 0xFF, sizes[i]);
+        mx_free_pages(p, sizes[i]);
+        assert_int_equal(mx_mem_live(), live);
+    }
+    mx_free_pages(NULL, 5);
+    assert_null(mx_alloc_pages(SIZE_MAX - 5));
+    mx_mem_fail_at(1);
+    assert_null(mx_alloc_pages(10));
+    assert_int_equal(mx_mem_live(), live);
+}
+
 /* An allocation in a loop that must not allocate ends the process; outside of it, nothing does. */
 static void test_forbid(void **state)
 {
@@ -183,6 +209,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_counting), cmocka_unit_test(test_fail_at),
         cmocka_unit_test(test_overflow), cmocka_unit_test(test_grow),
+        cmocka_unit_test(test_pages),
         cmocka_unit_test(test_forbid),   cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -196,7 +196,7 @@ static void test_tensors(void **state)
     assert_int_equal(t->data[1], 65);
     assert_null(mx_gguf_find_tensor(g, "d"));
     assert_null(mx_gguf_tensor_at(g, 3));
-    mx_gguf_drop(g, t);
+    mx_gguf_drop(g, t->data, t->n_bytes);
     mx_gguf_close(g);
     mx_buf_free(&w.b);
 }
@@ -503,7 +503,8 @@ static void test_file(void **state)
     read_job job = {.g = g, .path = path, .cut_to = SIZE_MAX};
     assert_int_equal(mx_gguf_guard(g, read_all, &job, &eb), MX_OK);
     assert_int_equal(job.sum, 32768 / 256 * (255 * 256 / 2));
-    mx_gguf_drop(g, mx_gguf_tensor_at(g, 0));
+    const mx_gguf_tensor *first = mx_gguf_tensor_at(g, 0);
+    mx_gguf_drop(g, first->data, first->n_bytes);
     assert_int_equal(mx_gguf_guard(g, read_all, &job, &eb), MX_OK);
     mx_gguf_close(g);
     drop_temp(path);

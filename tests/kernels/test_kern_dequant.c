@@ -129,6 +129,14 @@ static void panels_keep_rows(void **state)
                 mx_kern_get(mx_cpu_best())->wmat_row(&w, row, got);
                 check_same(want, got, cols, info->name, seed);
             }
+            /* in pieces, the last one first */
+            void *again = need(bytes);
+            memset(again, 0xA5, bytes);
+            mx_wmat_bind(&w, type, rows, cols, again);
+            mx_wmat_repack_panels(&w, w.n_panels - 1, 1, file);
+            mx_wmat_repack_panels(&w, 0, w.n_panels - 1, file);
+            assert_memory_equal(memory, again, bytes);
+            mx_free(again);
             mx_free(file);
             mx_free(memory);
             mx_free(want);
