@@ -19,6 +19,7 @@
 #include "cli/cli_machine.h"
 #include "cli/cli_options.h"
 #include "cli/cli_signals.h"
+#include "gguf/gguf.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -124,8 +125,7 @@ static mx_err size_up(mx_settings *o, const char *model_path, mx_errbuf *eb)
     }
     if (o->kv_budget == 0) {
         /* The model is loaded later and takes about its file's size. */
-        struct stat st;
-        uint64_t file = stat(model_path, &st) == 0 ? (uint64_t)st.st_size : 0;
+        uint64_t file = mx_gguf_files_bytes(model_path);
         uint64_t available = mx_machine_free_bytes("");
         if (available == 0) {
             return mx_fail(eb, MX_E_NOT_FOUND, "cannot find out how much memory is free; say how "

@@ -9,6 +9,9 @@
  * Metadata, names and everything returned as mx_str lie in a private copy of the header and are
  * sound whatever happens to the file. Only tensor data and mx_gguf_bytes are the mapping itself:
  * read them inside mx_gguf_guard.
+ *
+ * A model may be split into parts (NAME-00001-of-0000N.gguf): metadata stands in part 1, each part
+ * has tensors of its own. Opening any of them opens all, and they read as one file.
  */
 #ifndef MX_GGUF_H
 #define MX_GGUF_H
@@ -32,10 +35,24 @@ typedef struct mx_gguf_tensor {
 mx_err mx_gguf_open(mx_gguf **out, const char *path, mx_errbuf *eb);
 /* The same from memory (tests, fuzzing); the bytes are borrowed until close. */
 mx_err mx_gguf_open_memory(mx_gguf **out, const uint8_t *bytes, size_t n, mx_errbuf *eb);
+mx_err mx_gguf_open_memory_parts(mx_gguf **out, const mx_str *parts, size_t n_parts, mx_errbuf *eb);
 void mx_gguf_close(mx_gguf *g);
 
-/* The whole file, for fingerprinting. */
-const uint8_t *mx_gguf_bytes(const mx_gguf *g, size_t *n);
+/* One file of the model: its bytes, for fingerprinting, and what the system said about it when it was
+ * opened (zeros when it is borrowed memory). */
+typedef struct mx_gguf_part {
+    const uint8_t *bytes; /* the mapping */
+    size_t n_bytes;
+    uint64_t device, inode;
+    int64_t mtime_ns, ctime_ns;
+} mx_gguf_part;
+
+size_t mx_gguf_n_parts(const mx_gguf *g); /* at least 1 */
+mx_gguf_part mx_gguf_part_at(const mx_gguf *g, size_t i);
+
+/* Bytes of the files of a model by what the system says about them: of all parts that are there when
+ * the name is that of a part. 0 when there is none. Opens nothing. */
+uint64_t mx_gguf_files_bytes(const char *path);
 
 size_t mx_gguf_n_tensors(const mx_gguf *g);
 const mx_gguf_tensor *mx_gguf_tensor_at(const mx_gguf *g, size_t i);

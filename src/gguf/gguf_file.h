@@ -9,7 +9,7 @@
 
 #include "gguf/gguf.h"
 
-#include <time.h>
+#include <sys/stat.h>
 
 /* Value types as numbered in the file. */
 enum {
@@ -53,7 +53,13 @@ struct mx_gguf {
     size_t n_header;
     int fd;                 /* -1 when the bytes are borrowed */
     bool is_mapped;
-    struct timespec mtime;  /* at open */
+    struct stat st;         /* at open; zeros when the bytes are borrowed */
+
+    /* Set by parsing; n_split 1 = not split. */
+    uint64_t n_split, split_no, split_tensors;
+    /* Of part 1 when the model is split: the others, whose tensors are in `tensors`, too. */
+    struct mx_gguf **more;
+    size_t n_more;
 
     gguf_kv *kvs;
     size_t n_kvs;
@@ -118,6 +124,15 @@ bool gguf_skip_values(gguf_cursor *c, uint32_t type, uint64_t count) MX_MUST_CHE
 mx_err gguf_parse(mx_gguf *g, mx_errbuf *eb);
 /* How many bytes the header has; the first pass over an untrusted mapping, allocates nothing. */
 mx_err gguf_measure_header(const mx_gguf *g, size_t *n_header, mx_errbuf *eb);
+
+/* Joins parts that were opened one by one: checks that they belong together and gives parts[0] the
+ * tensors of all. parts[0] owns the others from then on; parts[1..] become NULL, also on failure. */
+mx_err gguf_join(mx_gguf **parts, size_t n_parts, mx_errbuf *eb);
+/* Puts the tensors of g->more behind those of g. */
+mx_err gguf_merge_tensors(mx_gguf *g, mx_errbuf *eb);
+/* The path of part `no` (from 0) when `path` names part `given` of n; NULL with *eb set when it does
+ * not end as such a name must, or for lack of memory. Freed with mx_free. */
+char *gguf_part_path(const char *path, uint64_t given, uint64_t no, uint64_t n, mx_errbuf *eb);
 
 /* The entry, or NULL. */
 const gguf_kv *gguf_find_kv(const mx_gguf *g, const char *key);

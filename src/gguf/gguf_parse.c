@@ -23,6 +23,7 @@
 
 enum {
     MAX_ENTRIES = 1 << 16,  /* of keys, and of tensors: real files have at most a few thousand */
+    MAX_PARTS = 1024,
     MAX_NAME_BYTES = 63,    /* of a tensor; other readers hold names in 64 bytes with a NUL */
     MIN_KV_BYTES = 8 + 1 + 4 + 1,
     MIN_TENSOR_BYTES = 8 + 4 + 4 + 8,
@@ -403,17 +404,26 @@ static mx_err place_tensors(mx_gguf *g, mx_errbuf *eb)
     return check_overlap(g, eb);
 }
 
-static mx_err refuse_split(const mx_gguf *g, mx_errbuf *eb)
+static mx_err read_split(mx_gguf *g, mx_errbuf *eb)
 {
-    uint64_t count;
+    g->n_split = 1;
     if (!mx_gguf_has(g, "split.count")) {
         return MX_OK;
     }
-    MX_TRY(mx_gguf_get_u64(g, "split.count", &count, eb));
-    if (count > 1) {
-        return mx_fail(eb, MX_E_UNSUPPORTED, "this is one part of a model split into %llu files, "
-                       "which is not supported: merge the parts into one file first",
-                       (unsigned long long)count);
+    MX_TRY(mx_gguf_get_u64(g, "split.count", &g->n_split, eb));
+    if (g->n_split <= 1) {
+        g->n_split = 1;
+        return MX_OK;
+    }
+    if (g->n_split > MAX_PARTS) {
+        return mx_fail(eb, MX_E_LIMIT, "the model is split into %llu files; at most %d are read",
+                       (unsigned long long)g->n_split, (int)MAX_PARTS);
+    }
+    MX_TRY(mx_gguf_get_u64(g, "split.no", &g->split_no, eb));
+    MX_TRY(mx_gguf_get_u64(g, "split.tensors.count", &g->split_tensors, eb));
+    if (g->split_no >= g->n_split) {
+        return mx_fail(eb, MX_E_FORMAT, "split.no is %llu in a model of %llu parts",
+                       (unsigned long long)g->split_no, (unsigned long long)g->n_split);
     }
     return MX_OK;
 }
@@ -457,13 +467,55 @@ static mx_err parse_tensors(mx_gguf *g, gguf_cursor *c, size_t n, mx_errbuf *eb)
     return MX_OK;
 }
 
+mx_err gguf_merge_tensors(mx_gguf *g, mx_errbuf *eb)
+{
+    size_t n = g->n_tensors;
+    for (size_t i = 0; i < g->n_more; i++) {
+        n += g->more[i]->n_tensors; /* each is bounded, and so is their number */
+    }
+    if (n > MAX_ENTRIES) {
+        return mx_fail(eb, MX_E_LIMIT, "the parts have %zu tensors; at most %d are read", n,
+                       (int)MAX_ENTRIES);
+    }
+    mx_gguf_tensor *all = mx_calloc(n, sizeof *all);
+    gguf_index index;
+    if (all == NULL || index_create(&index, n) != MX_OK) {
+        mx_free(all);
+        return mx_fail(eb, MX_E_NOMEM, "not enough memory for %zu tensor descriptions", n);
+    }
+    if (g->n_tensors > 0) {
+        memcpy(all, g->tensors, g->n_tensors * sizeof *all);
+    }
+    size_t at = g->n_tensors;
+    for (size_t i = 0; i < g->n_more; i++) {
+        const mx_gguf *part = g->more[i];
+        if (part->n_tensors > 0) {
+            memcpy(all + at, part->tensors, part->n_tensors * sizeof *all);
+        }
+        at += part->n_tensors;
+    }
+    mx_free(g->tensors);
+    mx_free(g->tensor_index.slots);
+    g->tensors = all;
+    g->tensor_index = index;
+    g->n_tensors = n;
+    for (size_t i = 0; i < n; i++) {
+        if (!index_add(g, &g->tensor_index, i)) {
+            safe_name s;
+            return mx_fail(eb, MX_E_FORMAT, "tensor \"%s\" stands in two parts: they are not of one "
+                           "model", show(&s, g->tensors[i].name));
+        }
+    }
+    return MX_OK;
+}
+
 mx_err gguf_parse(mx_gguf *g, mx_errbuf *eb)
 {
     gguf_cursor c = {g->header, g->header + g->n_header};
     uint64_t n_tensors, n_kvs;
     MX_TRY(read_counts(&c, &n_tensors, &n_kvs, eb));
     MX_TRY(parse_kvs(g, &c, (size_t)n_kvs, eb));
-    MX_TRY(refuse_split(g, eb));
+    MX_TRY(read_split(g, eb));
     MX_TRY(parse_tensors(g, &c, (size_t)n_tensors, eb));
     g->n_header = (size_t)(c.at - g->header);
     mx_err e = place_tensors(g, eb);

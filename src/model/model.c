@@ -38,19 +38,35 @@ static mx_err load_vocabulary(mx_model *m, const mx_gguf *g, mx_errbuf *eb)
                                     : mx_fail(eb, MX_E_NOMEM, "no memory for the chat template");
 }
 
-static mx_err load_fingerprint(mx_model *m, const mx_gguf *g, const char *dir,
-                               const mx_file_stamp *stamp, mx_errbuf *eb)
+static mx_err part_fingerprint(mx_model *m, const mx_gguf *g, size_t part, const char *dir,
+                               mx_hash256 *out, mx_errbuf *eb)
 {
-    if (dir != NULL && mx_fingerprint_cached(dir, stamp, &m->fingerprint)) {
+    const mx_file_stamp stamp = mx_file_stamp_of(g, part);
+    if (dir != NULL && mx_fingerprint_cached(dir, &stamp, out)) {
         return MX_OK;
     }
-    MX_TRY(mx_fingerprint_compute(g, m->pool, &m->fingerprint, eb));
+    MX_TRY(mx_fingerprint_compute(g, part, m->pool, out, eb));
     mx_errbuf why;
-    if (dir != NULL && mx_fingerprint_remember(dir, stamp, &m->fingerprint, &why) != MX_OK) {
+    if (dir != NULL && mx_fingerprint_remember(dir, &stamp, out, &why) != MX_OK) {
         mx_log(MX_LOG_WARN, "fingerprint not stored, the next start hashes the model again: %s",
                why.text);
     }
     return MX_OK;
+}
+
+static mx_err load_fingerprint(mx_model *m, const mx_gguf *g, const char *dir, mx_errbuf *eb)
+{
+    const size_t n = mx_gguf_n_parts(g);
+    mx_hash256 *parts = mx_calloc(n, sizeof *parts);
+    mx_err e = parts != NULL ? MX_OK : mx_fail(eb, MX_E_NOMEM, "no memory for the model");
+    for (size_t i = 0; i < n && e == MX_OK; i++) {
+        e = part_fingerprint(m, g, i, dir, &parts[i], eb);
+    }
+    if (e == MX_OK) {
+        m->fingerprint = mx_fingerprint_join(parts, n);
+    }
+    mx_free(parts);
+    return e;
 }
 
 static void init_worker(void *arg, unsigned worker)
@@ -60,7 +76,7 @@ static void init_worker(void *arg, unsigned worker)
     mx_kern_thread_init();
 }
 
-static void fill_config(mx_model *m, const mx_gguf *g, const mx_file_stamp *stamp)
+static void fill_config(mx_model *m, const mx_gguf *g)
 {
     mx_model_config *c = &m->config;
     const mx_blueprint *bp = &m->bp;
@@ -81,8 +97,11 @@ static void fill_config(mx_model *m, const mx_gguf *g, const mx_file_stamp *stam
     c->n_ctx = bp->n_ctx;
     c->rms_eps = bp->rms_eps;
     c->n_params = m->w.n_params;
-    c->file_bytes = stamp->size;
-    c->file_time_s = stamp->mtime_ns / 1000000000;
+    c->file_bytes = 0;
+    for (size_t i = 0; i < mx_gguf_n_parts(g); i++) {
+        c->file_bytes += mx_gguf_part_at(g, i).n_bytes;
+    }
+    c->file_time_s = mx_gguf_part_at(g, 0).mtime_ns / 1000000000;
 }
 
 /* Kernels that came later have an id of their own: a model that does without them keeps its
@@ -98,7 +117,7 @@ static mx_hash256 numerics_of(const mx_model *m)
 }
 
 static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *opt,
-                        const mx_file_stamp *stamp, mx_errbuf *eb)
+                        mx_errbuf *eb)
 {
     MX_TRY(mx_blueprint_read(&m->bp, g, opt->n_ctx, eb));
     MX_TRY(load_vocabulary(m, g, eb));
@@ -110,23 +129,20 @@ static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *o
         return mx_fail(eb, MX_E_UNSUPPORTED, "%u layers with %u key-value heads of %u dimensions "
                        "make no KV page", m->bp.n_layers, m->bp.n_kv_heads, m->bp.head_dim);
     }
-    MX_TRY(load_fingerprint(m, g, opt->fingerprint_cache_dir, stamp, eb));
+    MX_TRY(load_fingerprint(m, g, opt->fingerprint_cache_dir, eb));
     MX_TRY(mx_weights_load(&m->w, &m->bp, g, m->pool, eb));
     MX_TRY(mx_state_create(m, eb));
     m->numerics_id = numerics_of(m);
-    fill_config(m, g, stamp);
+    fill_config(m, g);
     return MX_OK;
 }
 
 mx_err mx_model_load(mx_model **out, const mx_model_options *opt, mx_pool *pool, mx_errbuf *eb)
 {
-    mx_file_stamp before, after;
     *out = NULL;
     if (opt->max_batch_rows == 0 || opt->max_logit_rows == 0) {
         return mx_fail(eb, MX_E_INVALID, "a model needs room for at least one row per batch");
     }
-    /* The same stamp before opening and after loading means that the mapped file is that one. */
-    MX_TRY(mx_file_stamp_of(&before, opt->path, eb));
     mx_gguf *g = NULL;
     MX_TRY(mx_gguf_open(&g, opt->path, eb));
     mx_model *m = mx_calloc(1, sizeof *m);
@@ -139,14 +155,7 @@ mx_err mx_model_load(mx_model **out, const mx_model_options *opt, mx_pool *pool,
     m->max_batch_rows = opt->max_batch_rows;
     m->max_logit_rows = opt->max_logit_rows;
     mx_pool_run_each(pool, init_worker, NULL);
-    mx_err e = load_from(m, g, opt, &before, eb);
-    if (e == MX_OK) {
-        e = mx_file_stamp_of(&after, opt->path, eb);
-        if (e == MX_OK && !mx_file_stamp_eq(&before, &after)) {
-            e = mx_fail(eb, MX_E_IO, "the model file %s changed while it was being loaded",
-                        opt->path);
-        }
-    }
+    mx_err e = load_from(m, g, opt, eb);
     mx_gguf_close(g);
     if (e != MX_OK) {
         mx_model_destroy(m);

@@ -22,22 +22,14 @@ enum { LEAF_BYTES = 1 << 20, TAG_BYTES = 24 };
 enum { KEY_AT = 16, HASH_AT = 56, SUM_AT = 88, FILE_BYTES = 104 }; /* the cache file */
 
 static const char tree_tag[TAG_BYTES] = "mtplx model file v1";
+static const char parts_tag[TAG_BYTES] = "mtplx model parts v1";
 static const uint8_t file_magic[8] = {'M', 'T', 'P', 'L', 'X', 'F', 'P', 'R'};
 
-mx_err mx_file_stamp_of(mx_file_stamp *out, const char *path, mx_errbuf *eb)
+mx_file_stamp mx_file_stamp_of(const mx_gguf *g, size_t part)
 {
-    struct stat st;
-    if (stat(path, &st) != 0) {
-        return mx_fail_errno(eb, MX_E_IO, errno, "cannot read the model file %s", path);
-    }
-    *out = (mx_file_stamp){
-        .device = (uint64_t)st.st_dev,
-        .inode = (uint64_t)st.st_ino,
-        .size = (uint64_t)st.st_size,
-        .mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
-        .ctime_ns = (int64_t)st.st_ctim.tv_sec * 1000000000 + st.st_ctim.tv_nsec,
-    };
-    return MX_OK;
+    const mx_gguf_part p = mx_gguf_part_at(g, part);
+    return (mx_file_stamp){.device = p.device, .inode = p.inode, .size = p.n_bytes,
+                           .mtime_ns = p.mtime_ns, .ctime_ns = p.ctime_ns};
 }
 
 /* ---- tree hash ------------------------------------------------------------------------------- */
@@ -80,10 +72,23 @@ static void hash_worker(void *arg, unsigned worker)
     }
 }
 
-mx_err mx_fingerprint_compute(const mx_gguf *g, mx_pool *pool, mx_hash256 *out, mx_errbuf *eb)
+mx_hash256 mx_fingerprint_join(const mx_hash256 *parts, size_t n_parts)
 {
-    hash_job job = {.g = g};
-    job.bytes = mx_gguf_bytes(g, &job.n_bytes);
+    if (n_parts == 1) {
+        return parts[0];
+    }
+    uint8_t head[TAG_BYTES + 32];
+    memcpy(head, parts_tag, TAG_BYTES);
+    mx_hash256 all = mx_sha256_of(parts, n_parts * sizeof *parts);
+    memcpy(head + TAG_BYTES, all.b, sizeof all.b);
+    return mx_sha256_of(head, sizeof head);
+}
+
+mx_err mx_fingerprint_compute(const mx_gguf *g, size_t part, mx_pool *pool, mx_hash256 *out,
+                              mx_errbuf *eb)
+{
+    const mx_gguf_part p = mx_gguf_part_at(g, part);
+    hash_job job = {.g = g, .bytes = p.bytes, .n_bytes = p.n_bytes};
     job.n_leaves = job.n_bytes / LEAF_BYTES + (job.n_bytes % LEAF_BYTES != 0);
     size_t head = TAG_BYTES + 8;
     uint8_t *root = mx_alloc(head + job.n_leaves * sizeof out->b);

@@ -3,7 +3,7 @@
  * model_fingerprint.h: what a model file's bytes are called, and a memory of it.
  *
  * The fingerprint is a tree hash, so that all cores can work on it: SHA-256 over (tag, file size,
- * SHA-256 of each MiB). Hashing a large file takes seconds, so the result is kept in a small file
+ * SHA-256 of each MiB); of a model in several files, SHA-256 over (another tag, that of each). Hashing a large file takes seconds, so the result is kept in a small file
  * whose key is what the system says about the file (device, inode, size, times), never its path: a
  * changed file is hashed again, a moved one is not.
  */
@@ -19,16 +19,14 @@ typedef struct mx_file_stamp {
     int64_t mtime_ns, ctime_ns;
 } mx_file_stamp;
 
-mx_err mx_file_stamp_of(mx_file_stamp *out, const char *path, mx_errbuf *eb);
+/* As it was when the file was opened; mx_gguf_guard fails once the file has changed since. */
+mx_file_stamp mx_file_stamp_of(const mx_gguf *g, size_t part);
 
-MX_INLINE bool mx_file_stamp_eq(const mx_file_stamp *a, const mx_file_stamp *b)
-{
-    return a->device == b->device && a->inode == b->inode && a->size == b->size &&
-           a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;
-}
-
-/* Hashes every byte of the mapped file on all workers of the pool. */
-mx_err mx_fingerprint_compute(const mx_gguf *g, mx_pool *pool, mx_hash256 *out, mx_errbuf *eb);
+/* Hashes every byte of one part of the model (0 unless it is split) on all workers of the pool. */
+mx_err mx_fingerprint_compute(const mx_gguf *g, size_t part, mx_pool *pool, mx_hash256 *out,
+                              mx_errbuf *eb);
+/* The fingerprint of a model from those of its parts: of one part its own. */
+mx_hash256 mx_fingerprint_join(const mx_hash256 *parts, size_t n_parts);
 
 /* False when nothing usable is stored for the stamp; a damaged file counts as nothing. */
 bool mx_fingerprint_cached(const char *dir, const mx_file_stamp *stamp, mx_hash256 *out);

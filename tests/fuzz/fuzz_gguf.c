@@ -2,7 +2,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Any bytes as a model file: refused with a sentence, or opened so that every key, every value and
- * every tensor byte can be read.
+ * every tensor byte can be read. Input that begins with "PART" is a model in two parts: the length of
+ * the first in four bytes, then both.
  */
 #include "base/mem.h"
 #include "gguf/gguf.h"
@@ -55,11 +56,21 @@ static void read_value(const mx_gguf *g, const char *key)
     mx_free(values);
 }
 
+static mx_err open_input(mx_gguf **g, const uint8_t *data, size_t size, mx_errbuf *eb)
+{
+    if (size < 8 || memcmp(data, "PART", 4) != 0) {
+        return mx_gguf_open_memory(g, data, size, eb);
+    }
+    const size_t n = mx_min_size(mx_get_le32(data + 4), size - 8);
+    const mx_str parts[2] = {{(const char *)data + 8, n}, {(const char *)data + 8 + n, size - 8 - n}};
+    return mx_gguf_open_memory_parts(g, parts, 2, eb);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     mx_gguf *g;
     mx_errbuf eb = {{0}};
-    if (mx_gguf_open_memory(&g, data, size, &eb) != MX_OK) {
+    if (open_input(&g, data, size, &eb) != MX_OK) {
         if (eb.text[0] == '\0') {
             abort(); /* a refusal without a sentence */
         }

@@ -261,8 +261,7 @@ static void non_finite_ends_one_request(void **state)
     mx_errbuf eb = {{0}};
     mx_gguf *file;
     rig_must(mx_gguf_open(&file, g.model_path, &eb), &eb, "gguf");
-    size_t n_bytes;
-    const uint8_t *base = mx_gguf_bytes(file, &n_bytes);
+    const uint8_t *base = mx_gguf_part_at(file, 0).bytes;
     const mx_gguf_tensor *t = mx_gguf_find_tensor(file, "token_embd.weight");
     long offset = (long)(t->data - base) + 200 * (long)spec.n_embd * 4;
     mx_gguf_close(file);
