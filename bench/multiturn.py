@@ -12,111 +12,43 @@ was started afterwards (`ssd`). Prints medians and the ratios to cold, and as JS
 """
 import argparse
 import json
-import os
-import random
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 
-WORDS = ("river stone engine letter garden window market signal paper winter harbour copper "
-         "little ancient quiet bright carries follows measures builds between under against "
-         "the a of and to in").split()
+import benchlib
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def find(node, key):
-    """The first value of `key` anywhere in nested dicts, or None."""
-    if isinstance(node, dict):
-        if key in node:
-            return node[key]
-        for v in node.values():
-            found = find(v, key)
-            if found is not None:
-                return found
-    return None
-
-
-class Server:
+class Server(benchlib.Server):
     def __init__(self, args, home):
-        self.port = free_port()
-        env = dict(os.environ, HOME=home)
-        command = [args.bin, "start", "--model", args.model, "--port", str(self.port),
+        command = [args.bin, "start", "--model", args.model, "--port", "{port}",
                    "--ssd-restore", "always"]
         if args.threads:
             command += ["--threads", str(args.threads)]
-        self.log = open(os.path.join(home, "server.log"), "ab")
-        self.process = subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log)
-        deadline = time.time() + 60
-        while True:
-            try:
-                with urllib.request.urlopen(self.url("/health"), timeout=2) as r:
-                    if r.status == 200:
-                        return
-            except OSError:
-                pass
-            if time.time() > deadline or self.process.poll() is not None:
-                sys.exit("the server did not start; its log: %s" % self.log.name)
-            time.sleep(0.02)
+        super().__init__(command, home)
 
-    def url(self, path):
-        return "http://127.0.0.1:%d%s" % (self.port, path)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(timeout=60)
-        self.log.close()
-
-    def ask(self, text, cache=None):
+    def ask(self, text, **fields):
         """Returns (seconds to the first content, usage)."""
-        body = {"messages": [{"role": "user", "content": text}], "stream": True, "max_tokens": 4,
-                "temperature": 0, "stream_options": {"include_usage": True}}
-        if cache:
-            body["cache"] = cache
-        request = urllib.request.Request(self.url("/v1/chat/completions"),
-                                         json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
         begin, first, usage = time.perf_counter(), None, None
-        with urllib.request.urlopen(request, timeout=600) as response:
-            for line in response:
-                if not line.startswith(b"data: {"):
-                    continue
-                chunk = json.loads(line[6:])
-                usage = chunk.get("usage") or usage
-                if first is None and any(c["delta"].get("content") for c in chunk["choices"]):
-                    first = time.perf_counter() - begin
+        for chunk in self.stream(text, max_tokens=4, **fields):
+            usage = chunk.get("usage") or usage
+            if first is None and benchlib.has_text(chunk):
+                first = time.perf_counter() - begin
         return first if first is not None else time.perf_counter() - begin, usage
 
     def wait_durable(self):
         """Until the write queue is empty."""
         for _ in range(600):
-            with urllib.request.urlopen(self.url("/info"), timeout=10) as r:
-                info = json.load(r)
-            if find(info, "queued_jobs") in (0, None):
+            if benchlib.find(self.get("/info"), "queued_jobs") in (0, None):
                 return
             time.sleep(0.05)
-
-
-def prompt(n_tokens, seed):
-    """About n_tokens tokens of words; the seed makes it differ from its first word on."""
-    rng = random.Random(seed)
-    return " ".join(rng.choice(WORDS) for _ in range(max(1, n_tokens - 40)))
 
 
 def measure(args, home, n):
     times = {"cold": [], "warm": [], "ssd": []}
     n_prompt = 0
     for run in range(args.runs):
-        text = prompt(n, "%d/%d" % (n, run))
+        text = benchlib.prompt(n, "%d/%d" % (n, run))
         server = Server(args, home)
         seconds, usage = server.ask(text, cache="off")
         assert usage["cache_mode"] == "cold", usage

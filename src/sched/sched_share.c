@@ -10,7 +10,9 @@
  * are therefore followed and never assumed: the cost of a row by the mean of the last few passes,
  * which one pass can halve or multiply by four, so that neither a deep prompt after a shallow one nor
  * a machine that was asleep for a second is felt for long; the cost of the decode rows alone by
- * leaving the prompts out of every REMEASURE-th pass.
+ * leaving the prompts out of every REMEASURE-th pass. That one goes down faster than up: a pass that
+ * was interrupted on a busy machine must not pass for what decoding costs, and too low a value is to
+ * the streams' good.
  */
 #include "sched/sched_share.h"
 
@@ -53,7 +55,7 @@ void mx_share_note(mx_share *s, size_t n_decode, size_t n_prompt, double us)
 {
     size_t slot = slot_of(n_decode);
     if (n_prompt == 0) {
-        s->decode_us[slot] = mix(s->decode_us[slot], us, 0.5);
+        s->decode_us[slot] = mix(s->decode_us[slot], us, us < s->decode_us[slot] ? 0.5 : 0.15);
         s->age[slot] = 0;
         return;
     }

@@ -18,6 +18,7 @@ typedef struct machine {
     double row_us, row_us_per_token; /* a prompt row at depth 0, and more of it per token before it */
     size_t n_free;                   /* rows that cost nothing, where decoding waits for memory */
     unsigned noise;                  /* percent, up or down */
+    double hiccup_us;                /* every fifth pass or so is interrupted, for up to so long */
 } machine;
 
 static double pass_us(const machine *m, size_t n_decode, size_t n_prompt, size_t depth,
@@ -28,7 +29,10 @@ static double pass_us(const machine *m, size_t n_decode, size_t n_prompt, size_t
     us += (double)n_paid * (m->row_us + m->row_us_per_token * (double)depth);
     *rng = *rng * 1664525u + 1013904223u;
     double swing = (double)(*rng >> 8) / (double)(1u << 24) * 2 - 1;
-    return us * (1 + swing * m->noise / 100.0);
+    us *= 1 + swing * m->noise / 100.0;
+    *rng = *rng * 1664525u + 1013904223u;
+    unsigned draw = *rng >> 8;
+    return us + (draw % 5 == 0 ? (draw >> 8) % 256 / 255.0 * m->hiccup_us : 0);
 }
 
 typedef struct reading {
@@ -93,6 +97,31 @@ static void streams_keep_half_their_speed(void **state)
     }
 }
 
+/* Neighbours take the cores away now and then. A stream's pass is interrupted as often when it is
+ * alone, and that counts as its own speed. */
+static void hiccups_do_not_cost_the_streams(void **state)
+{
+    (void)state;
+    machine m = machines[0];
+    m.hiccup_us = 60000;
+    double alone = m.decode_us + m.per_stream_us * 4 + m.hiccup_us / 10;
+    mx_share s = {0};
+    size_t n_passes = 0;
+    double us = 0;
+    for (int i = 0; i < 10; i++) {
+        uint32_t rng = (uint32_t)i;
+        for (int k = 0; k < 50; k++) {
+            mx_share_note(&s, 4, 0, pass_us(&m, 4, 0, 0, &rng));
+        }
+        reading r = read_prompt(&s, &m, 4, 1000);
+        n_passes += r.n_passes;
+        us += r.us;
+    }
+    double speed = (double)n_passes * alone / us;
+    print_message("%.0f %% of their speed\n", 100 * speed);
+    assert_true(speed >= 0.5);
+}
+
 static void no_pass_is_much_longer(void **state)
 {
     (void)state;
@@ -154,15 +183,20 @@ static void decode_cost_is_followed(void **state)
     read_prompt(&s, &m, 2, 1000);
     m.decode_us *= 3;
     m.per_stream_us *= 3;
-    read_prompt(&s, &m, 2, 4000);
+    read_prompt(&s, &m, 2, 16000);
     double alone = m.decode_us + m.per_stream_us * 2;
-    assert_true(s.decode_us[2] > 0.8 * alone && s.decode_us[2] < 1.2 * alone);
+    assert_true(s.decode_us[2] > 0.7 * alone && s.decode_us[2] < 1.1 * alone);
+    m = machines[0];
+    read_prompt(&s, &m, 2, 4000);
+    alone = m.decode_us + m.per_stream_us * 2;
+    assert_true(s.decode_us[2] > 0.9 * alone && s.decode_us[2] < 1.2 * alone);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(streams_keep_half_their_speed),
+        cmocka_unit_test(hiccups_do_not_cost_the_streams),
         cmocka_unit_test(no_pass_is_much_longer),
         cmocka_unit_test(first_the_streams_alone),
         cmocka_unit_test(odd_measurements_do_no_harm),

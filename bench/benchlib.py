@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""What the benches in Python share: starting a server on a free port, asking it, prompts, figures.
+Standard library only."""
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+WORDS = ("river stone engine letter garden window market signal paper winter harbour copper "
+         "little ancient quiet bright carries follows measures builds between under against "
+         "the a of and to in").split()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def find(node, key):
+    """The first value of `key` anywhere in nested dicts, or None."""
+    if isinstance(node, dict):
+        if key in node:
+            return node[key]
+        for v in node.values():
+            found = find(v, key)
+            if found is not None:
+                return found
+    return None
+
+
+def prompt(n_tokens, seed):
+    """About n_tokens tokens of words; the seed makes it differ from its first word on."""
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(max(1, n_tokens - 40)))
+
+
+def percentile(values, p):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(p / 100 * len(ordered)))]
+
+
+def median(values):
+    return statistics.median(values)
+
+
+class Server:
+    """A server as a child process, ready when /health says 200; start_s is how long that took.
+    `command` gets the port with {port} in it."""
+
+    def __init__(self, command, home, timeout_s=120):
+        self.port = free_port()
+        self.log = open(os.path.join(home, "server.log"), "ab")
+        begin = time.perf_counter()
+        self.process = subprocess.Popen([c.format(port=self.port) for c in command],
+                                        env=dict(os.environ, HOME=home), stdout=self.log,
+                                        stderr=self.log)
+        while True:
+            try:
+                with urllib.request.urlopen(self.url("/health"), timeout=2) as r:
+                    if r.status == 200:
+                        break
+            except OSError:
+                pass
+            if time.perf_counter() - begin > timeout_s or self.process.poll() is not None:
+                self.stop()
+                sys.exit("the server did not start; its log: %s" % self.log.name)
+            time.sleep(0.002)
+        self.start_s = time.perf_counter() - begin
+
+    def url(self, path):
+        return "http://127.0.0.1:%d%s" % (self.port, path)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.log.close()
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url(path), timeout=30) as r:
+            return json.load(r)
+
+    def memory_kib(self, name):
+        """VmRSS (now) or VmHWM (peak)."""
+        with open("/proc/%d/status" % self.process.pid) as f:
+            for line in f:
+                if line.startswith(name + ":"):
+                    return int(line.split()[1])
+        return 0
+
+    def stream(self, text, **fields):
+        """Yields the parsed chunks of a streamed chat answer."""
+        body = {"messages": [{"role": "user", "content": text}], "stream": True, "temperature": 0,
+                "stream_options": {"include_usage": True}, **fields}
+        request = urllib.request.Request(self.url("/v1/chat/completions"), json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=600) as response:
+            for line in response:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+
+
+def has_text(chunk):
+    return any(c.get("delta", {}).get("content") for c in chunk.get("choices", []))
