@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
  * Golden hashes of raw logits. A machine has one instruction set, so "all levels give the same
- * bits" can only be shown against values that are kept: every machine compares with these. When
- * this test fails, either a kernel is wrong or the numerics changed; the latter needs a new name in
- * kern.h and docs/numerics.md, or caches written before would be mixed with pages of other numbers.
+ * bits" can only be shown against values that are kept: every machine and level compares with those
+ * in logits.txt. When this test fails, either a kernel is wrong or the numerics changed; the latter
+ * needs a new name in kern.h and docs/numerics.md, or caches written before would be mixed with
+ * pages of other numbers.
  *
- * Every weight type occurs. MTPLX_PRINT_GOLDEN=1 prints the table instead of comparing.
+ * Every architecture, weight type and page type occurs; the default model reads 32 tokens and
+ * chooses 32 more. `test_golden_logits --write` makes the file anew, and refuses to change a hash
+ * under the old name of the numerics.
  */
+#include "golden_smollm2.h"
 #include "model_rig.h"
+#include "test_env.h"
 #include "tiny_models.h"
 
 #include <setjmp.h>
@@ -15,63 +20,44 @@
 
 #include <cmocka.h>
 
-enum { N_TOKENS = 70 };
+/* The working folder of every test is the source root. */
+#define TABLE_PATH "tests/golden/logits.txt"
+
+/* Sanitizers make the kernels ten to thirty times slower. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SLOW_BUILD 1
+#else
+#define IS_SLOW_BUILD 0
+#endif
+
+enum {
+    N_TOKENS = 70,
+    N_FEW = 8,      /* of the default model, for the levels that take seconds for a token */
+    N_CHOSEN = 32,  /* tokens that the default model adds to those of golden_smollm2.h */
+    TABLE_CAP = 256,
+    LINE_CAP = 256,
+};
+
+typedef struct entry {
+    char name[96];
+    char sha256[65]; /* of f32 logits [tokens][n_vocab], little endian */
+} entry;
+
+typedef struct table {
+    char numerics[64];
+    size_t n;
+    entry entries[TABLE_CAP];
+} table;
+
+static table golden;   /* what the file says */
+static table computed; /* what this machine says */
+
+static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
 
 static const struct {
+    mx_kv_type type;
     const char *name;
-    const char *sha256; /* of f32 logits [N_TOKENS][n_vocab], little endian */
-} golden[] = {
-    {"f32",
-     "4cce20489331ef1115e7ef0cc7c3126e986627530078763c94ff1943833f4a0a"},
-    {"q4_1",
-     "f7dd8327bb0f56f9cda0b8411fb865391361146c8f11f36aabf9f394569644eb"},
-    {"q4_k",
-     "fa90d12efc8de1cd4148d852e1ad68d8cbc1c1b7a846b926e075ded7a414956f"},
-    {"q8_0",
-     "d908bbab085c5401f26fdcd4a7aeababf20d54805f0b5255bd411585893f1e71"},
-    {"f16",
-     "31a204546e12d9fe8c4efd6833dda28264688a5d0045c64e3f6bf752d8fdf8a8"},
-    {"qwen3",
-     "59669598903df85938b82d176829966c43bcf067db3aad0ff7dbb7a2294eb13b"},
-    {"qwen3moe",
-     "5798add26e97a395829e19e7c26170551c296da8ef401d61359ebe28acce582c"},
-    {"qwen3moe fused",
-     "e47972fb13f2a283521eaabaa73aba6ccd02b659f7055ea448dbcbdfed51cfd5"},
-    {"gemma3",
-     "7140b81e7d691dfb5b42b5416bea0965b495b5e29afc40b1e3ed328f7c18c830"},
-    {"only f32",
-     "2e7e06d44a2ac741b400d42dfbc173d22fbf1eb1cdfb6160a7728afdcc1d063e"},
-    {"only f16",
-     "3d90a9eccd7717bb4b029704bb3d8225ee7ff0040cd76936039da2e834946767"},
-    {"only bf16",
-     "e35aa42515e1c98d77d6a3de7872e3adc9445a7c81f9b0afccc2b6f3512f6e54"},
-    {"only q4_0",
-     "084ccc1efe097d8a04b19e3b8b7cbd5b8be0dca1a98c9bb13465bcd36abfe4c7"},
-    {"only q4_1",
-     "4e812094c204f7fb2c3f108f94cbfef6667eff842ab414193585452d2024dd7f"},
-    {"only q5_0",
-     "9f87fdaf3876e16b001c42b85b0d510205bd2a3cfff5b67e1a6f5934a7677666"},
-    {"only q5_1",
-     "437d41f23146e418a5acfa74de38a7140d03ba441b7a97e101c98ebaaa3b40ac"},
-    {"only q8_0",
-     "068cd0fe59ccd0f6026ed54d34dea495bce0097d5e92d362edbd148fbd5d1523"},
-    {"only q2_k",
-     "3f15e06d3346a42d4f196ee1751c0bbe008f36147447845d5160b072d1a5c543"},
-    {"only q3_k",
-     "3f3614da9fe5d32129467352e4c0b8e0ffb3b7fd60ba0e0c180775d1fb65c84c"},
-    {"only q4_k",
-     "e54201c58181251400232b4ed3be239eacd86503a1bfe4f97a855b84cc170ebf"},
-    {"only q5_k",
-     "38f54627190590e3cb28ee39a4cdd6c4348454e7d5d689a21a1e7b63b1e6a991"},
-    {"only q6_k",
-     "4d7570b0b5a00b70d521cdfe9fc0cb3c56c63213e33f325d6ede4adf26adb798"},
-    {"only iq4_nl",
-     "a7f8d7a9e8f1a6db25d5770b3425f9d6a4bff0aa62985ad1127048be3f47b15f"},
-    {"only iq4_xs",
-     "d0390b185751223466a2f34163b81d3e255ff6a9970dd04092e8bb9d730e72c2"},
-    {"only mxfp4",
-     "d84647cf18d26119246da117ed0a5698a6ab81dd014a37d4e31a27a6145601c7"},
-};
+} kv_types[] = {{MX_KV_F16, "f16 pages"}, {MX_KV_F32, "f32 pages"}};
 
 static const struct {
     const char *name;
@@ -85,69 +71,180 @@ static const struct {
     {"only mxfp4", MX_MXFP4},
 };
 
-static void hash_logits(const mx_tiny_spec *spec, mx_cpu_level level, char hex[65])
+/* ---- the table -------------------------------------------------------------------------------- */
+
+static const entry *find(const table *t, const char *name)
 {
-    rig_options o = rig_default();
-    o.level = level;
-    rig r = rig_open_tiny(spec, o);
-    int32_t tokens[N_TOKENS];
-    uint64_t rng = 2026;
-    for (int i = 0; i < N_TOKENS; i++) {
-        tokens[i] = (int32_t)(mx_tiny_random(&rng) % r.n_vocab);
+    for (size_t i = 0; i < t->n; i++) {
+        if (strcmp(t->entries[i].name, name) == 0) {
+            return &t->entries[i];
+        }
     }
-    size_t n = (size_t)N_TOKENS * r.n_vocab;
-    float *hidden = mx_calloc((size_t)N_TOKENS * r.n_embd, sizeof *hidden);
-    float *logits = mx_calloc(n, sizeof *logits);
-    uint8_t *le = mx_calloc(n, 4);
-    mx_seq s;
-    mx_seq_init(&s, r.kv, &r.root);
-    rig_feed(&r, &s, tokens, N_TOKENS, hidden);
-    rig_logits(&r, hidden, N_TOKENS, logits);
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &logits[i], sizeof bits);
-        mx_put_le32(le + 4 * i, bits);
-    }
-    mx_hash256 h = mx_sha256_of(le, n * 4);
-    mx_hash256_hex(&h, hex);
-    mx_seq_free(&s);
-    mx_free(hidden);
-    mx_free(logits);
-    mx_free(le);
-    rig_close(&r);
+    return NULL;
 }
 
-static size_t check_one(size_t i, const char *name, const mx_tiny_spec *spec)
+static bool add(table *t, const char *name, const char *sha256)
 {
-    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    if (t->n == TABLE_CAP || find(t, name) != NULL) {
+        return false;
+    }
+    entry *e = &t->entries[t->n++];
+    snprintf(e->name, sizeof e->name, "%.90s", name);
+    snprintf(e->sha256, sizeof e->sha256, "%.64s", sha256);
+    return true;
+}
+
+/* "# comment", "numerics NAME", "HASH  NAME" */
+static bool table_read(table *t)
+{
+    char line[LINE_CAP];
+    FILE *f = fopen(TABLE_PATH, "re");
+    bool is_ok = f != NULL;
+    *t = (table){.n = 0};
+    while (is_ok && fgets(line, sizeof line, f) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        if (line[0] == '#') {
+            continue;
+        }
+        if (strncmp(line, "numerics ", 9) == 0) {
+            snprintf(t->numerics, sizeof t->numerics, "%.60s", line + 9);
+        } else if (strlen(line) > 66 && line[64] == ' ' && line[65] == ' ') {
+            line[64] = '\0';
+            is_ok = add(t, line + 66, line);
+        } else {
+            is_ok = false;
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return is_ok;
+}
+
+static bool table_write(const table *t)
+{
+    FILE *f = fopen(TABLE_PATH, "we");
+    if (f == NULL) {
+        return false;
+    }
+    fprintf(f, "# SHA-256 of raw logits, equal on every machine: see test_golden_logits.c\n"
+               "numerics %s\n", MX_NUMERICS_NAME);
+    for (size_t i = 0; i < t->n; i++) {
+        fprintf(f, "%s  %s\n", t->entries[i].sha256, t->entries[i].name);
+    }
+    return fclose(f) == 0;
+}
+
+/* Takes one result, which must be what a level before this one gave. Returns the mistakes. */
+static size_t take(const char *name, const char *sha256, mx_cpu_level level)
+{
+    const entry *before = find(&computed, name);
+    if (before != NULL && strcmp(before->sha256, sha256) != 0) {
+        print_error("%s: %s gives %s, a level before it %s\n", name, mx_cpu_level_name(level),
+                    sha256, before->sha256);
+        return 1;
+    }
+    if (before == NULL && !add(&computed, name, sha256)) {
+        print_error("%s: no room\n", name);
+        return 1;
+    }
+    return 0;
+}
+
+/* Compares what was computed from entry `from` on with the file. */
+static size_t compare(size_t from)
+{
     size_t n_wrong = 0;
-    for (size_t l = 0; l < MX_COUNT(levels); l++) {
-        if (mx_kern_get(levels[l])->level != levels[l]) {
-            continue;
-        }
-        char hex[65];
-        hash_logits(spec, levels[l], hex);
-        if (getenv("MTPLX_PRINT_GOLDEN") != NULL) {
-            printf("    {\"%s\",\n     \"%s\"}, /* %s */\n", name, hex,
-                   mx_cpu_level_name(levels[l]));
-            continue;
-        }
-        bool is_known = i < MX_COUNT(golden) && strcmp(golden[i].name, name) == 0;
-        if (!is_known || strcmp(golden[i].sha256, hex) != 0) {
-            print_error("%s, %s: expected %s, got %s\n", name, mx_cpu_level_name(levels[l]),
-                        is_known ? golden[i].sha256 : "(no entry)", hex);
+    for (size_t i = from; i < computed.n; i++) {
+        const entry *got = &computed.entries[i], *want = find(&golden, got->name);
+        if (want == NULL || strcmp(want->sha256, got->sha256) != 0) {
+            print_error("%s: expected %s, got %s\n", got->name,
+                        want == NULL ? "(no entry)" : want->sha256, got->sha256);
             n_wrong++;
         }
     }
     return n_wrong;
 }
 
-static void bits_are_those_of_every_machine(void **state)
+/* ---- the models ------------------------------------------------------------------------------- */
+
+static void hash_floats(const float *x, size_t n, char hex[65])
 {
-    (void)state;
-    size_t n_wrong = 0, n = 0;
+    uint8_t *le = mx_calloc(n, 4);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        mx_put_le32(le + 4 * i, bits);
+    }
+    mx_hash256 h = mx_sha256_of(le, n * 4);
+    mx_hash256_hex(&h, hex);
+    mx_free(le);
+}
+
+static int32_t largest(const float *logits, uint32_t n)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++) {
+        best = logits[i] > logits[best] ? i : best;
+    }
+    return (int32_t)best;
+}
+
+/* Logits of n tokens read at once, then of n_chosen more, each the likeliest after those before. */
+static void hash_logits(rig *r, const int32_t *tokens, uint32_t n, uint32_t n_chosen, char hex[65])
+{
+    const size_t rows = (size_t)n + n_chosen;
+    float *hidden = mx_calloc((size_t)n * r->n_embd, sizeof *hidden);
+    float *logits = mx_calloc(rows * r->n_vocab, sizeof *logits);
+    mx_seq s;
+    mx_seq_init(&s, r->kv, &r->root);
+    rig_feed(r, &s, tokens, n, hidden);
+    rig_logits(r, hidden, n, logits);
+    for (uint32_t i = 0; i < n_chosen; i++) {
+        float *last = logits + (size_t)(n + i) * r->n_vocab;
+        const int32_t token = largest(last - r->n_vocab, r->n_vocab);
+        rig_feed(r, &s, &token, 1, hidden);
+        rig_logits(r, hidden, 1, last);
+    }
+    hash_floats(logits, rows * r->n_vocab, hex);
+    mx_seq_free(&s);
+    mx_free(hidden);
+    mx_free(logits);
+}
+
+static size_t check_tiny(const char *model, const mx_tiny_spec *spec, size_t kv)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%s, %s", model, kv_types[kv].name);
+    size_t n_wrong = 0;
+    for (size_t l = 0; l < MX_COUNT(levels); l++) {
+        if (mx_kern_get(levels[l])->level != levels[l]) {
+            continue; /* this machine or build does not have it */
+        }
+        rig_options o = rig_default();
+        o.level = levels[l];
+        o.kv_type = kv_types[kv].type;
+        rig r = rig_open_tiny(spec, o);
+        int32_t tokens[N_TOKENS];
+        uint64_t rng = 2026;
+        for (int i = 0; i < N_TOKENS; i++) {
+            tokens[i] = (int32_t)(mx_tiny_random(&rng) % r.n_vocab);
+        }
+        char hex[65];
+        hash_logits(&r, tokens, N_TOKENS, 0, hex);
+        n_wrong += take(name, hex, levels[l]);
+        rig_close(&r);
+    }
+    return n_wrong;
+}
+
+static size_t check_tinies(void)
+{
+    size_t n_wrong = 0;
     for (size_t i = 0; i < MX_COUNT(tinies); i++) {
-        n_wrong += check_one(n++, tinies[i].name, &tinies[i].spec);
+        for (size_t kv = 0; kv < MX_COUNT(kv_types); kv++) {
+            n_wrong += check_tiny(tinies[i].name, &tinies[i].spec, kv);
+        }
     }
     for (size_t i = 0; i < MX_COUNT(block_types); i++) {
         mx_tiny_spec spec = mx_tiny_default();
@@ -159,16 +256,120 @@ static void bits_are_those_of_every_machine(void **state)
         spec.embd_type = block_types[i].type;
         spec.n_heads = 16;
         spec.n_kv_heads = 8;
-        n_wrong += check_one(n++, block_types[i].name, &spec);
+        n_wrong += check_tiny(block_types[i].name, &spec, 0);
     }
-    assert_int_equal(n, MX_COUNT(golden));
-    assert_int_equal(n_wrong, 0);
+    return n_wrong;
 }
 
-int main(void)
+static size_t check_default_model(const char *path)
 {
+    size_t n_wrong = 0;
+    for (size_t l = 0; l < MX_COUNT(levels); l++) {
+        if (mx_kern_get(levels[l])->level != levels[l]) {
+            continue;
+        }
+        for (size_t kv = 0; kv < MX_COUNT(kv_types); kv++) {
+            char name[96], hex[65];
+            rig_options o = rig_default();
+            o.level = levels[l];
+            o.kv_type = kv_types[kv].type;
+            o.n_ctx = 128;
+            o.max_pages = 4;
+            rig r = rig_open(path, o);
+            snprintf(name, sizeof name, "SmolLM2, %d tokens, %s", N_FEW, kv_types[kv].name);
+            hash_logits(&r, golden_tokens, N_FEW, 0, hex);
+            n_wrong += take(name, hex, levels[l]);
+            if (!IS_SLOW_BUILD && levels[l] != MX_CPU_PORTABLE) {
+                snprintf(name, sizeof name, "SmolLM2, %d tokens and %d chosen, %s", GOLDEN_TOKENS,
+                         N_CHOSEN, kv_types[kv].name);
+                hash_logits(&r, golden_tokens, GOLDEN_TOKENS, N_CHOSEN, hex);
+                n_wrong += take(name, hex, levels[l]);
+            }
+            rig_close(&r);
+        }
+    }
+    return n_wrong;
+}
+
+/* ---- tests ------------------------------------------------------------------------------------ */
+
+static int read_golden(void **state)
+{
+    (void)state;
+    if (!table_read(&golden)) {
+        print_error("%s cannot be read, or has a line that is none\n", TABLE_PATH);
+        return -1;
+    }
+    if (strcmp(golden.numerics, MX_NUMERICS_NAME) != 0) {
+        print_error("%s is of %s, this build is %s: write it anew (--write)\n", TABLE_PATH,
+                    golden.numerics, MX_NUMERICS_NAME);
+        return -1;
+    }
+    return 0;
+}
+
+static void bits_are_those_of_every_machine(void **state)
+{
+    (void)state;
+    assert_int_equal(check_tinies(), 0);
+    assert_int_equal(compare(0), 0);
+    size_t n_tiny = 0; /* nothing in the file is left out */
+    for (size_t i = 0; i < golden.n; i++) {
+        n_tiny += strncmp(golden.entries[i].name, "SmolLM2", 7) != 0;
+    }
+    assert_int_equal(n_tiny, computed.n);
+}
+
+static void default_model_has_the_same_bits(void **state)
+{
+    (void)state;
+    const char *path = mx_test_model();
+    if (path == NULL) {
+        skip();
+    }
+    const size_t from = computed.n;
+    assert_int_equal(check_default_model(path), 0);
+    assert_int_equal(compare(from), 0);
+}
+
+/* Makes the file. A hash that changes under the same name of the numerics is refused: old caches
+ * would be taken for good. An entry whose model was changed has to be deleted by hand. */
+static int write_golden(void)
+{
+    const char *path = mx_test_model();
+    if (path == NULL) {
+        return 1;
+    }
+    if (!table_read(&golden) || strcmp(golden.numerics, MX_NUMERICS_NAME) != 0) {
+        golden.n = 0;
+    }
+    if (check_tinies() + check_default_model(path) != 0) {
+        return 1;
+    }
+    for (size_t i = 0; i < computed.n; i++) {
+        const entry *old = find(&golden, computed.entries[i].name);
+        if (old != NULL && strcmp(old->sha256, computed.entries[i].sha256) != 0) {
+            fprintf(stderr, "%s changed, but the numerics are still called %s: give them a new "
+                    "name in kern.h and docs/numerics.md first\n", old->name, MX_NUMERICS_NAME);
+            return 1;
+        }
+    }
+    if (!table_write(&computed)) {
+        fprintf(stderr, "%s cannot be written\n", TABLE_PATH);
+        return 1;
+    }
+    printf("wrote %zu hashes to %s\n", computed.n, TABLE_PATH);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "--write") == 0) {
+        return write_golden();
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_are_those_of_every_machine),
+        cmocka_unit_test(default_model_has_the_same_bits),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, read_golden, NULL);
 }
