@@ -9,7 +9,8 @@ build_set="gcc libc6-dev cmake ninja-build pkg-config libmicrohttpd-dev libjson-
            libssl-dev libpcre2-dev"
 model_set="python3 python3-pip ca-certificates"
 test_set="libcmocka-dev clang libclang-rt-14-dev llvm-14 unicode-data curl procps
-          python3 python3-pytest python3-requests python3-numpy python3-jinja2"
+          python3 python3-pytest python3-requests python3-numpy python3-jinja2
+          python3-prometheus-client"
 
 say() { printf '[mtplx] %s\n' "$*" >&2; }
 

@@ -320,6 +320,11 @@ static route_kind find_route(const char *path, const char **rest)
     return ROUTE_NONE;
 }
 
+bool mx_api_hides_stored(const mx_api *a)
+{
+    return a->cfg.shared_prefixes && a->cfg.n_api_keys > 1;
+}
+
 bool mx_api_is_admin_path(const char *path)
 {
     const char *rest;
@@ -341,7 +346,7 @@ static void reply_wrong_method(mx_http_exchange *x, const char *allowed)
     mx_buf_free(&b);
 }
 
-static bool parse_body(mx_http_exchange *x, struct json_object **out, mx_problem *p)
+bool mx_api_parse_body(mx_http_exchange *x, struct json_object **out, mx_problem *p)
 {
     mx_errbuf eb = {0};
     mx_str body = mx_http_body(x);
@@ -382,7 +387,7 @@ static bool check_model_name(const mx_api *a, mx_str name, mx_problem *p)
                           (int)mx_min_size(name.len, 128), name.ptr);
 }
 
-static bool check_phase(const mx_api *a, mx_problem *p)
+bool mx_api_check_phase(const mx_api *a, mx_problem *p)
 {
     if (a->phase == MX_API_READY) {
         return true;
@@ -403,7 +408,7 @@ static void handle_generation(mx_api *a, mx_http_exchange *x, bool is_chat)
     mx_prompt_rules rules = {0};
     mx_prompt *prompts = NULL;
     size_t n_prompts = 0;
-    bool ok = check_phase(a, &p) && parse_body(x, &body, &p)
+    bool ok = mx_api_check_phase(a, &p) && mx_api_parse_body(x, &body, &p)
               && mx_api_params_read(&params, body, is_chat,
                                     mx_tokenizer_size(mx_model_tokenizer(a->model)), &p)
               && check_model_name(a, params.model, &p);
@@ -422,6 +427,25 @@ static void handle_generation(mx_api *a, mx_http_exchange *x, bool is_chat)
     json_object_put(body);
 }
 
+/* The administrator's tree: "cache/lookup", ... */
+static void handle_admin(mx_api *a, mx_http_exchange *x, const char *rest)
+{
+    mx_problem p = {0};
+    if (strcmp(rest, "cache/lookup") == 0) {
+        if (strcmp(mx_http_method(x), "POST") != 0) {
+            reply_wrong_method(x, "POST, OPTIONS");
+            return;
+        }
+        pthread_rwlock_rdlock(&a->state_lock);
+        mx_api_post_lookup(a, x);
+        pthread_rwlock_unlock(&a->state_lock);
+        return;
+    }
+    mx_problem_set(&p, 404, "not_found", NULL, "there is nothing at this path; try POST "
+                   "/admin/cache/lookup");
+    mx_api_reply_problem(x, &p);
+}
+
 static void handle_get(mx_api *a, mx_http_exchange *x, route_kind kind, const char *rest)
 {
     switch (kind) {
@@ -429,6 +453,7 @@ static void handle_get(mx_api *a, mx_http_exchange *x, route_kind kind, const ch
     case ROUTE_MODELS: mx_api_get_models(a, x); return;
     case ROUTE_MODEL: mx_api_get_model(a, x, rest); return;
     case ROUTE_INFO: mx_api_get_info(a, x); return;
+    case ROUTE_METRICS: mx_api_get_metrics(a, x); return;
     default: mx_api_get_root(a, x); return;
     }
 }
@@ -439,7 +464,11 @@ void mx_api_handle(void *arg, mx_http_exchange *x)
     const char *rest = "";
     route_kind kind = find_route(mx_http_path(x), &rest);
     const char *method = mx_http_method(x);
-    if (kind == ROUTE_NONE || kind == ROUTE_METRICS || kind == ROUTE_ADMIN) {
+    if (kind == ROUTE_ADMIN) {
+        handle_admin(a, x, rest);
+        return;
+    }
+    if (kind == ROUTE_NONE) {
         mx_problem p = {0};
         mx_problem_set(&p, 404, "not_found", NULL, "there is nothing at this path; try POST "
                        "/v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health, "

@@ -71,7 +71,8 @@ static void answer_free(answer *s)
 
 static void sum_usage(const answer *s, mx_usage *u)
 {
-    *u = (mx_usage){.prompt_source = "client"};
+    *u = (mx_usage){.prompt_source = "client", .tokenizer = s->tokenizer,
+                    .hides_stored = mx_api_hides_stored(s->api)};
     for (size_t i = 0; i < s->n; i++) {
         if (s->choices[i].prompt.is_sampled) {
             u->prompt_source = "sampled_ids";

@@ -69,6 +69,16 @@ void mx_api_get_root(mx_api *a, mx_http_exchange *x);
 void mx_api_get_models(mx_api *a, mx_http_exchange *x);
 void mx_api_get_model(mx_api *a, mx_http_exchange *x, const char *id);
 void mx_api_get_info(mx_api *a, mx_http_exchange *x);
+void mx_api_get_metrics(mx_api *a, mx_http_exchange *x);
+/* POST /admin/cache/lookup; the state lock is held. */
+void mx_api_post_lookup(mx_api *a, mx_http_exchange *x);
+
+/* Checks that several endpoints begin with; false = *p says why not. */
+bool mx_api_check_phase(const mx_api *a, mx_problem *p);
+/* The body as a JSON object, to be freed with json_object_put. */
+bool mx_api_parse_body(mx_http_exchange *x, struct json_object **out, mx_problem *p);
+/* With --shared-prefixes a stored text may be that of another key: it is not shown. */
+bool mx_api_hides_stored(const mx_api *a);
 /* Is `name` one of the names the model is listed under? */
 bool mx_api_is_listed(const mx_api *a, mx_str name);
 

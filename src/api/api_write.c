@@ -50,6 +50,44 @@ const char *mx_finish_name(mx_finish f)
     return "none";
 }
 
+static void write_snippet(mx_buf *b, const mx_tokenizer *t, const mx_miss_text *m,
+                          const int32_t *ids, uint32_t n)
+{
+    mx_buf text = {0};
+    for (uint32_t i = 0; i < m->n_common + n; i++) {
+        int32_t id = i < m->n_common ? m->common[i] : ids[i - m->n_common];
+        mx_str piece = mx_tokenizer_piece(t, id, true);
+        mx_buf_append(&text, piece.ptr, piece.len);
+    }
+    mx_http_json_string(b, text.ptr == NULL ? "" : text.ptr, text.len);
+    b->failed = b->failed || text.failed;
+    mx_buf_free(&text);
+}
+
+void mx_write_miss(mx_buf *b, const mx_usage *u)
+{
+    const mx_request_stats *s = &u->total;
+    const mx_miss_text *m = &s->miss;
+    if (s->miss_reason == NULL) {
+        mx_buf_str(b, "null");
+        return;
+    }
+    mx_buf_printf(b, "{\"reason\":\"%s\",\"token_index\":%zu,\"cost_ms\":%.3f,\"stored\":",
+                  s->miss_reason, m->token_index, (double)s->prefill_us / 1000.0);
+    if (m->n_stored > 0 && !u->hides_stored) {
+        write_snippet(b, u->tokenizer, m, m->stored, m->n_stored);
+    } else {
+        mx_buf_str(b, "null");
+    }
+    mx_buf_str(b, ",\"asked\":");
+    if (m->n_asked > 0) {
+        write_snippet(b, u->tokenizer, m, m->asked, m->n_asked);
+    } else {
+        mx_buf_str(b, "null");
+    }
+    mx_buf_char(b, '}');
+}
+
 void mx_write_usage(mx_buf *b, const mx_usage *u)
 {
     const mx_request_stats *s = &u->total;
@@ -63,16 +101,8 @@ void mx_write_usage(mx_buf *b, const mx_usage *u)
                   s->n_prompt, s->n_generated, s->n_prompt + s->n_generated, s->n_ram + s->n_ssd,
                   mx_usage_mode(u), mx_restore_kind_name(s->restore), s->n_ram, s->n_ssd,
                   s->n_computed, (double)s->restore_us / 1000.0, u->prompt_source);
-    if (s->miss_reason != NULL) {
-        mx_buf_printf(b, ",\"miss\":{\"reason\":\"%s\",\"token_index\":", s->miss_reason);
-        if (s->diverged) {
-            mx_buf_printf(b, "%zu}", s->diverged_at);
-        } else {
-            mx_buf_printf(b, "%zu}", s->n_ram + s->n_ssd);
-        }
-    } else {
-        mx_buf_str(b, ",\"miss\":null");
-    }
+    mx_buf_str(b, ",\"miss\":");
+    mx_write_miss(b, u);
     mx_buf_str(b, "}}");
 }
 

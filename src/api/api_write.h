@@ -11,12 +11,15 @@
 typedef struct mx_usage {
     mx_request_stats total; /* cache_mode, restore, miss of the first prompt; counts are sums */
     const char *prompt_source;
+    const mx_tokenizer *tokenizer; /* for the snippets of an explanation */
+    bool hides_stored;             /* the stored text is not shown */
 } mx_usage;
 
 void mx_usage_add(mx_usage *u, const mx_request_stats *s, bool is_first);
 /* "cold", "warm_prefix" or "ssd". */
 const char *mx_usage_mode(const mx_usage *u);
 void mx_write_usage(mx_buf *b, const mx_usage *u);   /* the usage object */
+void mx_write_miss(mx_buf *b, const mx_usage *u);    /* usage.cache.miss, an object or null */
 void mx_write_timings(mx_buf *b, const mx_usage *u); /* the timings object */
 const char *mx_finish_name(mx_finish f);             /* finish_reason, or the log's word */
 

@@ -92,6 +92,7 @@ static size_t evict_until(mx_bank *b, size_t n_free, size_t max_bytes)
         }
         mx_node_drop(b, leaf);
         n_dropped++;
+        b->stats.evicted_for_pages += max_bytes == SIZE_MAX;
     }
     while (pinned != NULL) {
         mx_bank_node *leaf = pinned;

@@ -15,6 +15,7 @@
 #ifndef MX_BANK_H
 #define MX_BANK_H
 
+#include "base/gone.h"
 #include "kv/kv.h"
 
 typedef struct mx_bank mx_bank;
@@ -28,6 +29,7 @@ typedef struct mx_bank_config {
     bool settle_snapshot;      /* MTPLX_SESSION_SNAPSHOT_SETTLE */
     uint32_t n_hidden;         /* floats in an entry's hidden vector */
     double us_per_token;       /* recompute cost estimate used for eviction values */
+    mx_gone *gone;             /* learns the identities of pages that are dropped; or NULL */
     /* MTPLX_SESSION_BOUNDARY_TRUE_RESTORE=0: a prompt that leaves what is stored at most
      * near_prefix_gap tokens before a boundary may go on with the state of that. Never exact. */
     bool approximate_restore;
@@ -67,6 +69,7 @@ typedef struct mx_bank_stats {
     size_t bytes, n_pages, n_entries;
     size_t n_states;          /* held by entries: all of them or none */
     uint64_t evicted_pages, evicted_entries, refused_entries;
+    uint64_t evicted_for_pages; /* of evicted_pages: a request needed them; the rest: the budget */
 } mx_bank_stats;
 
 mx_err mx_bank_create(mx_bank **out, mx_kv_pool *pool, const mx_bank_config *cfg, mx_errbuf *eb);
@@ -94,6 +97,11 @@ mx_err mx_bank_snapshot_cache(mx_bank *b, mx_seq *seq, mx_entry_kind kind, const
  * label near_prefix is looked for in at most 64 pages behind the match; beyond, it reads stem. */
 void mx_bank_lookup(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
                     mx_bank_match *out);
+
+/* The longest common prefix of tokens[0..n-1] with anything under root, and how what is stored goes
+ * on behind it: at most cap tokens of one stored text (*n_out 0: nothing goes on). */
+size_t mx_bank_continuation(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens,
+                            size_t n, int32_t *out, uint32_t cap, uint32_t *n_out);
 
 /* restore_cache: fills an empty, initialised seq (its root is used) with the longest common prefix
  * of tokens[0..n-1], at most max_tokens of it. O(pages), no KV bytes move but the rows of the one

@@ -410,9 +410,24 @@ static void settle_list_remove(mx_bank *b, mx_bank_node *node)
     node->wants_settle = false;
 }
 
+/* Notes that the node's page is not stored any more. */
+static void note_gone(const mx_bank *b, const mx_bank_node *node)
+{
+    const mx_bank_node *at = node->parent;
+    if (node->n_rows == MX_PAGE_TOKENS) {
+        mx_gone_add(b->cfg.gone, &node->page->id);
+    } else {
+        const mx_hash256 *root = &node->tree->root;
+        mx_hash256 id = mx_page_identity(root, at->page != NULL ? &at->page->id : root,
+                                         node->page->tokens, node->n_rows);
+        mx_gone_add(b->cfg.gone, &id);
+    }
+}
+
 void mx_node_drop(mx_bank *b, mx_bank_node *node)
 {
     mx_bank_node *at = node->parent;
+    note_gone(b, node);
     assert(node->n_children == 0);
     size_t i = lower_bound(at, node->page->tokens, node->n_rows);
     assert(at->children[i] == node);

@@ -363,6 +363,7 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     c->max_bytes = cfg->max_bytes;
     c->wake = cfg->wake;
     c->wake_arg = cfg->wake_arg;
+    c->gone = cfg->gone;
     c->wall_start_s = mx_wall_s();
     c->boot_start_us = mx_boottime_us();
     fill_tuning(c, &cfg->tuning);

@@ -16,6 +16,7 @@
 #ifndef MX_COLD_H
 #define MX_COLD_H
 
+#include "base/gone.h"
 #include "kv/kv.h"
 
 #include <sys/types.h>
@@ -60,6 +61,7 @@ typedef struct mx_cold_config {
                                    tenth of the free space at start, at most 32 GiB) */
     size_t queue_bytes;         /* write queue bound; 0 = default 512 MiB */
     mx_hash256 root;            /* of this model and settings, no isolation salt */
+    mx_gone *gone;              /* learns the identities of pages that are deleted; or NULL */
     const char *model_json;     /* content of model.json, for people */
     void (*wake)(void *arg);    /* called from cold's threads when something is to be polled */
     void *wake_arg;
@@ -88,6 +90,8 @@ typedef enum mx_cold_job_kind {
     MX_COLD_WRITE_SESSION
 } mx_cold_job_kind;
 
+enum { MX_COLD_NEXT_TOKENS = 8 };
+
 typedef struct mx_cold_job mx_cold_job;
 struct mx_cold_job {
     mx_cold_job_kind kind;
@@ -112,6 +116,11 @@ struct mx_cold_job {
     uint32_t tail_file_rows;  /* rows stored in it (64 for a full page); 0 = none */
     uint32_t tail_rows;       /* rows of it that match the tokens: 1..64; 0 = none */
     uint64_t read_bytes;      /* payload bytes a READ would touch */
+    /* PROBE out, for people: how what is stored goes on behind the match, */
+    int32_t next_tokens[MX_COLD_NEXT_TOKENS]; /* [n_next]; 0 = nothing known does */
+    uint32_t n_next;
+    bool is_under_other_model; /* nothing is here, but the first page is stored for another model */
+    uint32_t n_condemned;     /* PROBE and READ out: files that were found to be damaged */
 
     /* READ in: payloads to fill, n_full + (tail_rows > 0). A READ carries over what PROBE filled
      * in. Of the tail page only rows 0..tail_rows-1 are filled. READ out: n_read pages from the
@@ -184,9 +193,11 @@ typedef struct mx_cold_stats {
     uint64_t max_bytes;
     uint64_t pages_written, bytes_written, sessions_written, write_failures, dropped_full;
     uint64_t pages_skipped;    /* not written because they were there */
+    uint64_t bytes_skipped;    /* likewise */
     uint64_t sessions_skipped; /* likewise */
     uint64_t pages_read, bytes_read, quarantined;
     uint64_t files_swept, bytes_swept;
+    uint64_t files_over_limit; /* of files_swept: because the folder was full */
     uint64_t queued_jobs, queued_bytes;
     double read_bytes_per_us;  /* measured; 0 = not yet */
 } mx_cold_stats;

@@ -337,6 +337,12 @@ bool mx_cold_index_manifest_is_dead(mx_cold_index *ix, const mx_hash256 *last_pa
     return is_dead;
 }
 
+static void copy_next(const node *c, mx_cold_child *out)
+{
+    out->n_next = (uint32_t)mx_min_size(c->n_tokens - out->n_common, MX_COUNT(out->next));
+    memcpy(out->next, c->tokens + out->n_common, out->n_next * sizeof *out->next);
+}
+
 mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
                                        const int32_t *tokens, size_t n, uint32_t min_tokens,
                                        mx_cold_child *unknown, size_t cap, size_t *n_unknown)
@@ -361,6 +367,9 @@ mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *pare
         }
         if (common > best.n_common) {
             best = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens, .n_common = common};
+            copy_next(c, &best);
+        } else if (best.n_common == 0 && best.n_next == 0) {
+            copy_next(c, &best);
         }
     }
     pthread_mutex_unlock(&ix->lock);

@@ -60,6 +60,8 @@ typedef struct mx_cold_child {
     mx_hash256 id;
     uint32_t n_tokens;
     uint32_t n_common; /* tokens that agree with those asked for */
+    int32_t next[8];   /* [n_next] how it goes on behind them; known also for some child of which */
+    uint32_t n_next;   /* nothing agrees */
 } mx_cold_child;
 
 /* Among the children of `parent` that are there, have at least min_tokens and known tokens: the one

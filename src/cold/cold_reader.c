@@ -13,6 +13,7 @@
 #include "cold/cold_state.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -35,6 +36,7 @@ void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, const 
 {
     char xx[3], name[MX_COLD_NAME_CAP];
     mx_err err;
+    c->reader_n_condemned += f == &c->reader_folder;
     mx_cold_page_name(id, xx, name);
     int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, NULL);
     bool is_gone = dir < 0;
@@ -307,6 +309,8 @@ static void probe_tail(chain *ch, mx_cold_job *job)
             }
         }
     }
+    job->n_next = best.n_next;
+    memcpy(job->next_tokens, best.next, sizeof job->next_tokens);
     if (best.n_common > 0) {
         job->tail_id = best.id;
         job->tail_file_rows = best.n_tokens;
@@ -315,11 +319,69 @@ static void probe_tail(chain *ch, mx_cold_job *job)
     }
 }
 
+/* Is the first page of these tokens there under that root? */
+static bool has_first_page(int v1, const mx_hash256 *root, const int32_t *tokens)
+{
+    mx_hash256 id = mx_page_identity(root, root, tokens, MX_PAGE_TOKENS);
+    char hex[65], path[MX_COLD_NAME_CAP], whole[192];
+    struct stat st;
+    mx_hash256_hex(root, hex);
+    mx_cold_page_path(&id, path);
+    snprintf(whole, sizeof whole, "%s/pages/%s", hex, path);
+    return fstatat(v1, whole, &st, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+static bool any_root_has(const mx_cold *c, DIR *v1, const int32_t *tokens)
+{
+    enum { MAX_ROOTS = 16 };
+    size_t n = 0;
+    mx_hash256 root;
+    for (const struct dirent *e; n < MAX_ROOTS && (e = readdir(v1)) != NULL;) {
+        if (mx_hash256_from_hex(&root, e->d_name, strlen(e->d_name))
+            && !mx_hash256_eq(&root, &c->root))
+        {
+            n++;
+            if (has_first_page(dirfd(v1), &root, tokens)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Nothing begins like this prompt here. Is its first page stored for another model, or for this one
+ * with other settings? Only roots without a salt have a folder of their name, so it is asked for
+ * such a prompt only. Our own folder need not be there. */
+static bool is_under_other_root(const mx_cold *c, const mx_cold_job *job)
+{
+    mx_err err;
+    mx_errbuf eb;
+    if (job->first_page > 0 || job->n_tokens < MX_PAGE_TOKENS
+        || !mx_hash256_eq(&job->root, &c->root)) {
+        return false;
+    }
+    const mx_cold_fileops *ops = c->reader_folder.ops;
+    int top = mx_cold_open_dir(ops, AT_FDCWD, c->dir, false, &err, &eb);
+    int fd = top >= 0 ? mx_cold_open_dir(ops, top, "v1", false, &err, &eb) : -1;
+    DIR *v1 = fd >= 0 ? fdopendir(fd) : NULL;
+    bool is_there = v1 != NULL && any_root_has(c, v1, job->tokens);
+    if (v1 != NULL) {
+        closedir(v1);
+    } else if (fd >= 0) {
+        close(fd);
+    }
+    if (top >= 0) {
+        close(top);
+    }
+    return is_there;
+}
+
 static mx_err run_probe(mx_cold *c, mx_cold_job *job)
 {
     job->n_full = 0;
     job->tail_rows = job->tail_file_rows = 0;
     job->read_bytes = 0;
+    job->n_next = 0;
     chain ch = {.c = c, .job = job};
     if (!chain_reserve(c, job->n_tokens / MX_PAGE_TOKENS + 1)) {
         return MX_E_NOMEM;
@@ -327,6 +389,7 @@ static mx_err run_probe(mx_cold *c, mx_cold_job *job)
     job->n_full = probe_full(&ch);
     job->read_bytes = (uint64_t)job->n_full * c->page_bytes;
     probe_tail(&ch, job);
+    job->is_under_other_model = job->n_full == 0 && is_under_other_root(c, job);
     return MX_OK;
 }
 
@@ -454,6 +517,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
     mx_err err = mx_cold_folder_ready(&c->reader_folder, false, &eb);
     c->reader_n_used = 0;
     c->reader_met_error = false;
+    c->reader_n_condemned = 0;
     if (err == MX_OK) {
         err = !mx_cold_claim(c, job, SIZE_MAX) ? MX_E_CANCELLED
               : job->kind == MX_COLD_PROBE     ? run_probe(c, job)
@@ -466,6 +530,8 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
             job->n_full = 0;
             job->tail_rows = job->tail_file_rows = 0;
             job->read_bytes = 0;
+            job->n_next = 0;
+            job->is_under_other_model = err == MX_E_NOT_FOUND && is_under_other_root(c, job);
         }
         job->n_read = 0;
         if (err == MX_E_NOT_FOUND) {
@@ -475,6 +541,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
         }
     }
     job->status = err;
+    job->n_condemned = c->reader_n_condemned;
     job->elapsed_us = mx_now_us() - start;
 }
 

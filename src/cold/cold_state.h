@@ -35,6 +35,7 @@ struct mx_cold {
     bool has_default_reserve;   /* the larger of 1 GiB and 2 % */
     void (*wake)(void *arg);
     void *wake_arg;
+    mx_gone *gone;
     mx_cold_index *index;
     int64_t wall_start_s;       /* wall clock at open, and */
     uint64_t boot_start_us;     /* the clock that does not jump, for ages */
@@ -75,6 +76,7 @@ struct mx_cold {
     size_t reader_ids_cap;
     size_t reader_n_used;       /* identities of the last READ to be touched */
     bool reader_met_error;      /* in this job */
+    uint32_t reader_n_condemned; /* in this job */
 
     mx_cold_folder sweeper_folder;
     uint8_t *sweeper_head;      /* [MX_DISK_PAYLOAD_AT] */

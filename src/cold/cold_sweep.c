@@ -56,6 +56,7 @@ typedef struct sweep {
     file_entry *files;
     size_t n_files, files_cap;
     uint64_t total_files, total_bytes, n_foreign;
+    bool is_over_limit;    /* what is deleted now goes for want of room */
     int64_t now_s;
     mx_err err;            /* a walk that could not see everything deletes nothing */
 } sweep;
@@ -335,11 +336,13 @@ static bool delete_file(sweep *s, file_entry *e)
     s->total_bytes -= e->bytes;
     if (e->root == s->own_root && e->kind == FILE_PAGE) {
         mx_cold_index_remove(c->index, &e->id);
+        mx_gone_add(c->gone, &e->id);
     } else if (e->root == s->own_root && e->kind == FILE_SESSION) {
         mx_cold_index_unmark_manifest(c->index, &e->id);
     }
     pthread_mutex_lock(&c->lock);
     c->stats.files_swept++;
+    c->stats.files_over_limit += s->is_over_limit;
     c->stats.bytes_swept += e->bytes;
     pthread_mutex_unlock(&c->lock);
     return true;
@@ -579,6 +582,7 @@ static void delete_superfluous(sweep *s)
     delete_marked(s, marked, "superseded");
     memset(marked, 0, s->n_files * sizeof *marked);
     mark_over_budget(s, marked, mx_cold_limit(s->c, s->f));
+    s->is_over_limit = true;
     delete_marked(s, marked, "over_limit");
     mx_free(marked);
 }

@@ -114,6 +114,8 @@ static mx_err reuse_page(mx_cold *c, const mx_cold_job *job, int dir, const char
     }
     pthread_mutex_lock(&c->lock);
     c->stats.pages_skipped++;
+    c->stats.bytes_skipped +=
+        MX_DISK_PAYLOAD_AT + mx_disk_payload_bytes(&c->shape, (uint32_t)job->n_tokens);
     pthread_mutex_unlock(&c->lock);
     return MX_OK;
 }

@@ -16,6 +16,8 @@
 #include <errno.h>
 
 static const uint64_t STATS_PERIOD_US = 100000;
+/* Of the memory of evicted pages: 128 KiB, a million tokens. */
+static const size_t GONE_SLOTS = 16384;
 /* How long a probe may wait for its turn while the reader works for others. */
 static const uint64_t LINE_WAIT_US = 10 * 1000000;
 
@@ -80,6 +82,7 @@ static void publish_stats(mx_engine *e)
         n_queued++;
     }
     s.n_running = e->n_runs;
+    s.us_per_token = e->us_per_token;
     s.kv_pages_used = mx_kv_pool_used(e->pool);
     mx_bank_get_stats(e->bank, &s.bank);
     if (e->cold != NULL) {
@@ -268,6 +271,7 @@ static void *engine_main(void *arg)
         end_cancelled(e, e->runs);
         end_cancelled(e, e->queue);
         end_late_waits(e);
+        progress |= mx_query_run_all(e);
         progress |= sweep_done(&e->queue);
         progress |= sweep_done(&e->runs);
         e->n_runs = count(e->runs);
@@ -293,6 +297,7 @@ static void *engine_main(void *arg)
         }
     }
     finish_cold(e);
+    mx_query_end_all(e);
     publish_stats(e);
     return NULL;
 }
@@ -373,6 +378,7 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
     e->max_seq_tokens = mx_min_size(e->mc->n_ctx, (max_pages - 1) * MX_PAGE_TOKENS);
     mx_bank_config bank = e->cfg.bank;
     bank.n_hidden = e->mc->n_embd;
+    bank.gone = e->gone = mx_gone_create(GONE_SLOTS); /* without memory for it: no such reasons */
     bank.max_bytes = bank.max_bytes ? bank.max_bytes : e->cfg.kv_budget_bytes;
     MX_TRY(mx_bank_create(&e->bank, e->pool, &bank, eb));
     e->root = mx_model_root(e->model, NULL);
@@ -387,6 +393,7 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
         .max_bytes = e->cfg.cold_max_bytes,
         .root = e->root,
         .model_json = json.failed ? "{}\n" : json.ptr,
+        .gone = e->gone,
         .wake = wake_from_cold,
         .wake_arg = e,
         .queue_bytes = mx_min_size(QUEUE_MAX_BYTES, e->cfg.kv_budget_bytes / 4),
@@ -411,6 +418,7 @@ void mx_engine_destroy(mx_engine *e)
     } else {
         mx_bank_destroy(e->bank);
         mx_kv_pool_destroy(e->pool);
+        mx_gone_destroy(e->gone);
     }
     mx_free(e->eog_ids);
     mx_free(e->rows);
@@ -420,6 +428,7 @@ void mx_engine_destroy(mx_engine *e)
     mx_free(e->batch_first);
     mx_free(e->batch_count);
     pthread_cond_destroy(&e->wake);
+    pthread_cond_destroy(&e->answered);
     pthread_mutex_destroy(&e->mu);
     mx_free(e);
 }
@@ -442,6 +451,7 @@ mx_err mx_engine_start(mx_engine **out, const mx_engine_config *cfg, mx_errbuf *
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&e->wake, &attr);
+    pthread_cond_init(&e->answered, &attr);
     pthread_condattr_destroy(&attr);
     mx_err err = make_tiers(e, eb);
     if (err == MX_OK) {

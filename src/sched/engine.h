@@ -115,6 +115,20 @@ typedef struct mx_output {
 void mx_request_read(mx_request *r, mx_output *out);
 void mx_output_free(mx_output *o);
 
+/* Around the first token that was not reused; for people. */
+enum { MX_SNIPPET_TOKENS = 8 };
+typedef struct mx_miss_text {
+    size_t token_index;
+    int32_t common[MX_SNIPPET_TOKENS / 2]; /* [n_common] before it, in both */
+    int32_t stored[MX_SNIPPET_TOKENS];     /* [n_stored] what is stored from there on; 0: not known */
+    int32_t asked[MX_SNIPPET_TOKENS];      /* [n_asked] what the prompt says */
+    uint32_t n_common, n_stored, n_asked;
+} mx_miss_text;
+
+enum { MX_N_MISS_REASONS = 9 };
+/* "no_entry", "diverged_at", ...: docs/cache.md says what each means. */
+extern const char *const mx_miss_reasons[MX_N_MISS_REASONS];
+
 /* What happened to the prompt. Valid once has_started (prefill finished) is true. */
 typedef struct mx_request_stats {
     bool has_started;
@@ -125,8 +139,9 @@ typedef struct mx_request_stats {
     uint64_t queue_us, restore_us, prefill_us, decode_us;
     bool diverged;            /* something stored went on differently behind the match */
     size_t diverged_at;       /* the first differing token index */
-    const char *miss_reason;  /* NULL, or "no_entry", "diverged_at", "cache_off", "not_worth_reading",
-                                 "evicted" ... : why less than the whole prompt was reused */
+    const char *miss_reason;  /* NULL, or one of mx_miss_reasons: why less than the whole prompt was
+                                 reused */
+    mx_miss_text miss;        /* when miss_reason is not NULL */
 } mx_request_stats;
 void mx_request_get_stats(mx_request *r, mx_request_stats *out); /* any thread */
 
@@ -140,8 +155,43 @@ typedef struct mx_engine_stats {
     mx_cold_stats cold;
     uint64_t n_requests, n_prompt_tokens, n_ram_tokens, n_ssd_tokens, n_generated_tokens;
     uint64_t n_requeued;      /* runs that gave way for want of pages */
+    /* Since the start; a request counts when its prompt is admitted. */
+    uint64_t n_restores[MX_RESTORE_STEM + 1]; /* by mx_restore_kind */
+    uint64_t n_misses[MX_N_MISS_REASONS];
+    uint64_t n_computed_tokens;
+    uint64_t restore_us[MX_MODE_SSD + 1]; /* by mx_cache_mode */
+    uint64_t prefill_us;      /* from the end of a restore to the first token, all requests */
+    double saved_us;          /* what computing the reused tokens would have taken, as measured */
+    double us_per_token;      /* what a prompt token costs now; 0 = not measured yet */
+    uint64_t disk_bytes_saved; /* of pages that were not written because they are there */
 } mx_engine_stats;
 void mx_engine_get_stats(mx_engine *e, mx_engine_stats *out); /* any thread; a recent snapshot */
+
+/* What a prompt would find now, without running it and without touching anything. Blocks; at most
+ * about timeout_us. salt: as in mx_request_params. MX_E_BUSY: the engine or the folder did not answer
+ * in time. */
+typedef struct mx_lookup {
+    mx_request_stats stats;   /* n_*, cache_mode, restore, miss: as they would be */
+    bool ssd_asked, ssd_answered;
+    uint64_t ssd_bytes;       /* that a restore would read */
+    double restore_us;        /* estimate for them; 0 = nothing to read, or no rate known */
+    double us_per_token;      /* measured cost of a computed token; 0 = not yet */
+} mx_lookup;
+mx_err mx_engine_lookup(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,
+                        uint64_t timeout_us, mx_lookup *out);
+
+/* How many tokens of the prompt are in RAM under another salt. */
+mx_err mx_engine_common(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,
+                        size_t *n_common);
+
+/* Runs fn on the engine thread between two passes and waits for its end. MX_E_CANCELLED: the engine
+ * has ended, fn was not called. fn must be quick. */
+typedef struct mx_engine_view {
+    mx_bank *bank;
+    mx_kv_pool *pool;
+    const mx_hash256 *root;   /* without salt */
+} mx_engine_view;
+mx_err mx_engine_call(mx_engine *e, void (*fn)(void *arg, const mx_engine_view *view), void *arg);
 
 /* Largest number of tokens one sequence may have (context and KV budget). */
 size_t mx_engine_max_tokens(const mx_engine *e);

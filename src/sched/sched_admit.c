@@ -118,24 +118,6 @@ void mx_admit_unfollow(mx_request *r)
 
 /* ---- the statistics of the prompt, settled once ----------------------------------------------- */
 
-static const char *miss_reason(const mx_engine *e, const mx_request *r, bool not_worth)
-{
-    if (r->params.cache == MX_CACHE_OFF) {
-        return "cache_off";
-    }
-    if (r->seq.n_tokens + 1 >= r->n_prompt) {
-        return NULL;
-    }
-    if (not_worth) {
-        return "not_worth_reading";
-    }
-    if (r->match.diverged) {
-        return "diverged_at";
-    }
-    (void)e;
-    return "no_entry";
-}
-
 static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind kind, bool not_worth)
 {
     if (follow(e, r, r->seq.n_tokens)) {
@@ -147,6 +129,16 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
     }
     r->was_admitted = true;
     uint64_t now = mx_now_us();
+    size_t n_whole = r->seq.n_tokens / MX_PAGE_TOKENS;
+    mx_miss_case m = {
+        .root = r->root,
+        .parent = n_whole > 0 ? &r->seq.pages[n_whole - 1]->id : NULL,
+        .tokens = r->tokens,
+        .n_prompt = r->n_prompt,
+        .n_reused = r->seq.n_tokens,
+        .is_cache_off = r->params.cache == MX_CACHE_OFF,
+        .is_not_worth = not_worth,
+    };
     pthread_mutex_lock(&r->mu);
     mx_request_stats *s = &r->stats;
     s->n_ssd = n_ssd;
@@ -158,9 +150,8 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
                                        : MX_MODE_COLD;
     s->queue_us = r->admit_us - r->submit_us;
     s->restore_us = now - r->admit_us;
-    s->diverged = r->match.diverged && r->seq.n_tokens + 1 < r->n_prompt;
-    s->diverged_at = r->match.n_tokens;
-    s->miss_reason = miss_reason(e, r, not_worth);
+    mx_miss_explain(e, &m, &r->look, s);
+    mx_miss_count(e, s);
     e->live.n_requests++;
     e->live.n_prompt_tokens += r->n_prompt;
     e->live.n_ram_tokens += s->n_ram;
@@ -219,6 +210,9 @@ static void start(mx_engine *e, mx_request *r)
     if (!is_whole && follow(e, r, r->match.n_tokens)) {
         return;
     }
+    if (!is_whole && !r->was_admitted) {
+        mx_miss_look_ram(e, &r->root, r->tokens, r->n_tokens, &r->look);
+    }
     if (e->cold == NULL || is_whole) {
         start_from_ram(e, r, false);
         return;
@@ -236,7 +230,7 @@ static void start(mx_engine *e, mx_request *r)
 
 /* ---- SSD -------------------------------------------------------------------------------------- */
 
-static bool is_worth_reading(const mx_engine *e, const mx_cold_job *job, size_t n_gain)
+bool mx_admit_is_worth_reading(const mx_engine *e, const mx_cold_job *job, size_t n_gain)
 {
     if (e->cfg.ssd_restore == MX_SSD_RESTORE_ALWAYS || e->us_per_token <= 0) {
         return true;
@@ -253,11 +247,12 @@ void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
 {
     size_t n_cold = job->n_full * MX_PAGE_TOKENS + job->tail_rows;
     size_t n_ram_rows = r->match.n_tokens - r->seq.n_tokens; /* in the page that differs */
+    mx_miss_look_cold(&r->look, job);
     if (job->status != MX_OK || n_cold <= n_ram_rows) {
         mx_admit_without_cold(e, r);
         return;
     }
-    bool is_worth = is_worth_reading(e, job, n_cold - n_ram_rows);
+    bool is_worth = mx_admit_is_worth_reading(e, job, n_cold - n_ram_rows);
     if (is_worth && mx_ticket_read(e, r, job)) {
         r->state = MX_RUN_READING;
         uint64_t recompute = (uint64_t)(e->us_per_token * (double)n_cold);
@@ -270,11 +265,10 @@ void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
 }
 
 /* The label of a chain that came from files. What counts is how its last stored page ended. */
-static mx_restore_kind cold_kind(const mx_engine *e, const mx_request *r, const mx_cold_job *job,
-                                 size_t n_wanted)
+mx_restore_kind mx_admit_cold_kind(const mx_engine *e, const mx_cold_job *job)
 {
-    bool has_tail = job->tail_rows > 0 && job->n_read > job->n_full;
-    if (r->seq.n_tokens >= n_wanted || (has_tail && job->tail_rows == job->tail_file_rows)) {
+    bool has_tail = job->tail_rows > 0 && (job->kind == MX_COLD_PROBE || job->n_read > job->n_full);
+    if (has_tail && job->tail_rows == job->tail_file_rows) {
         return MX_RESTORE_EXACT_PREFIX;
     }
     bool is_near = has_tail && job->tail_file_rows < MX_PAGE_TOKENS &&
@@ -290,6 +284,7 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
         n_got += i < job->n_full ? MX_PAGE_TOKENS : job->tail_rows;
     }
     if (n_ram + n_got <= r->match.n_tokens) {
+        r->look.n_condemned += job->n_condemned;
         mx_admit_without_cold(e, r); /* the files were bad: RAM alone has as much */
         return;
     }
@@ -307,11 +302,14 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
         }
     }
     r->n_cold_pages = r->seq.n_tokens / MX_PAGE_TOKENS;
+    r->look.n_condemned += job->n_condemned;
     if (r->params.cache == MX_CACHE_USE) {
         /* Promotion. The tail follows with the entry that the prefill leaves at its end. */
         (void)mx_bank_insert_pages(e->bank, &r->seq);
     }
-    activate(e, r, r->seq.n_tokens - n_ram, cold_kind(e, r, job, r->n_tokens - 1), false);
+    bool is_all = r->seq.n_tokens >= r->n_tokens - 1;
+    activate(e, r, r->seq.n_tokens - n_ram,
+             is_all ? MX_RESTORE_EXACT_PREFIX : mx_admit_cold_kind(e, job), false);
 }
 
 /* ---- the line --------------------------------------------------------------------------------- */

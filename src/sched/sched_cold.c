@@ -19,6 +19,7 @@ struct mx_ticket {
     mx_cold_job job; /* job.user points back here */
     mx_ticket *next;
     mx_request *request; /* who waits for it, or NULL */
+    mx_query *query;     /* likewise */
     int32_t *tokens;
     mx_page **pages; /* [n_pages] one reference each, NULL where it was passed on */
     uint8_t **payloads;
@@ -31,6 +32,9 @@ struct mx_ticket {
 
 static void free_ticket(mx_engine *e, mx_ticket *t)
 {
+    if (t->query != NULL) {
+        mx_query_probed(e, t->query, NULL);
+    }
     for (size_t i = 0; i < t->n_pages; i++) {
         mx_page_unref(e->pool, t->pages[i]);
     }
@@ -143,6 +147,34 @@ bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe)
     return true;
 }
 
+bool mx_ticket_query(mx_engine *e, mx_query *q, const mx_hash256 *root, const int32_t *tokens,
+                     size_t n, size_t n_full)
+{
+    size_t from = n_full * MX_PAGE_TOKENS;
+    mx_ticket *t = e->n_late == 0 && n > from ? new_ticket(MX_COLD_PROBE, root, 0) : NULL;
+    if (t == NULL) {
+        return false;
+    }
+    t->tokens = mx_alloc((n - from) * sizeof *t->tokens);
+    if (t->tokens == NULL) {
+        free_ticket(e, t);
+        return false;
+    }
+    memcpy(t->tokens, tokens + from, (n - from) * sizeof *t->tokens);
+    t->job.parent_id = *root;
+    for (size_t i = 0; i < from; i += MX_PAGE_TOKENS) {
+        t->job.parent_id = mx_page_identity(root, &t->job.parent_id, tokens + i, MX_PAGE_TOKENS);
+    }
+    t->job.first_page = n_full;
+    t->job.tokens = t->tokens;
+    t->job.n_tokens = n - from;
+    if (submit(e, t) != MX_OK) {
+        return false;
+    }
+    t->query = q; /* from here on it is answered */
+    return true;
+}
+
 /* The pages that the cold tier is not just using. True when there were any. */
 static bool give_back_pages(mx_engine *e, mx_ticket *t)
 {
@@ -214,7 +246,11 @@ static mx_err store_page(mx_engine *e, const mx_hash256 *root, mx_page *page, ui
                          const mx_hash256 *id)
 {
     bool is_full = n_rows == MX_PAGE_TOKENS;
-    if ((is_full && page->is_queued) || mx_cold_has_page(e->cold, id)) {
+    if (is_full && page->is_queued) {
+        return MX_OK;
+    }
+    if (mx_cold_has_page(e->cold, id)) {
+        e->live.disk_bytes_saved += mx_kv_rows_bytes(mx_kv_pool_shape(e->pool), n_rows);
         return MX_OK;
     }
     mx_ticket *t = new_ticket(MX_COLD_WRITE_PAGE, root, 1);
@@ -357,6 +393,11 @@ static bool complete(mx_engine *e, mx_ticket *t)
     mx_request *r = t->request;
     if (t->job.kind == MX_COLD_WRITE_PAGE && t->pages[0] != NULL) {
         t->pages[0]->is_queued = false; /* from here on mx_cold_has_page knows, or it is offered again */
+    }
+    if (t->query != NULL) {
+        mx_query *q = t->query;
+        t->query = NULL;
+        mx_query_probed(e, q, &t->job);
     }
     if (t->job.kind == MX_COLD_WRITE_SESSION && t->job.status == MX_E_NOT_FOUND) {
         return store_again(e, t);

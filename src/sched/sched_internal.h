@@ -40,6 +40,16 @@ typedef struct mx_held_token {
 } mx_held_token;
 
 typedef struct mx_ticket mx_ticket; /* sched_cold.c: a job that the cold tier holds for us */
+typedef struct mx_query mx_query;   /* sched_query.c: a question of another thread */
+
+/* What was seen on the way to a restore, for its explanation. */
+typedef struct mx_miss_look {
+    size_t n_common;          /* the longest common prefix with anything stored, and */
+    int32_t stored[MX_SNIPPET_TOKENS]; /* [n_stored] how that goes on */
+    uint32_t n_stored;
+    size_t n_condemned;       /* damaged files that were met */
+    bool is_under_other_model;
+} mx_miss_look;
 
 struct mx_request {
     /* Constant after create. */
@@ -76,6 +86,7 @@ struct mx_request {
     uint64_t wait_deadline_us; /* when we stop waiting for it */
     size_t n_cold_pages;      /* pages of seq that were handed to the cold writer */
     mx_bank_match match;            /* what RAM offered */
+    mx_miss_look look;
     uint64_t submit_us, admit_us, prefill_done_us, paused_since_us;
 
     /* Shared, under mu. */
@@ -94,6 +105,7 @@ struct mx_engine {
     mx_bank *bank;
     mx_cold *cold;            /* NULL = off */
     bool is_cold_stuck;       /* its threads could not be ended */
+    mx_gone *gone;            /* identities of pages that were stored and had to go */
     mx_hash256 root;          /* without salt */
     size_t max_seq_tokens;
     int32_t *eog_ids;         /* [n_eog] tokens that end a generation */
@@ -121,7 +133,9 @@ struct mx_engine {
 
     /* Shared, under mu. */
     pthread_mutex_t mu;
-    pthread_cond_t wake;
+    pthread_cond_t wake, answered;
+    mx_query *queries;        /* waiting to be run */
+    bool has_ended;           /* nobody runs them any more */
     mx_request *incoming;     /* submitted, newest last */
     mx_request **incoming_end;
     size_t n_waiting;         /* incoming + queue */
@@ -160,6 +174,34 @@ mx_page *mx_admit_page(mx_engine *e);
 /* Takes a run off the list and puts it back at the front of the queue, its work kept in the bank. */
 void mx_admit_requeue(mx_engine *e, mx_request *r);
 
+/* Is reading what a probe found faster than computing n_gain tokens? */
+bool mx_admit_is_worth_reading(const mx_engine *e, const mx_cold_job *job, size_t n_gain);
+/* The label of a chain that ends in the tail of a probe or read. */
+mx_restore_kind mx_admit_cold_kind(const mx_engine *e, const mx_cold_job *job);
+
+/* sched_miss.c */
+typedef struct mx_miss_case {
+    mx_hash256 root;
+    const mx_hash256 *parent; /* identity of the last whole page that was reused; NULL = not known */
+    const int32_t *tokens;
+    size_t n_prompt, n_reused;
+    bool is_cache_off, is_not_worth;
+} mx_miss_case;
+void mx_miss_look_ram(const mx_engine *e, const mx_hash256 *root, const int32_t *tokens, size_t n,
+                      mx_miss_look *look);
+void mx_miss_look_cold(mx_miss_look *look, const mx_cold_job *job);
+/* Fills diverged, diverged_at, miss_reason, miss. */
+void mx_miss_explain(const mx_engine *e, const mx_miss_case *m, const mx_miss_look *look,
+                     mx_request_stats *out);
+/* The counters of one admitted prompt. */
+void mx_miss_count(mx_engine *e, const mx_request_stats *s);
+
+/* sched_query.c */
+bool mx_query_run_all(mx_engine *e); /* true when there was one */
+void mx_query_end_all(mx_engine *e); /* the engine thread ends */
+/* The probe for a lookup came back; job NULL = it never will. */
+void mx_query_probed(mx_engine *e, mx_query *q, const mx_cold_job *job);
+
 /* sched_step.c */
 /* One forward pass with whatever is ready; true when something was done. */
 bool mx_step(mx_engine *e);
@@ -170,6 +212,9 @@ void mx_step_commit_turn(mx_engine *e, mx_request *r);
 /* Hands a probe or a read over for r; false = go on without the cold tier. */
 bool mx_ticket_probe(mx_engine *e, mx_request *r);
 bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe);
+/* The same for a lookup: a probe behind the first n_full whole pages of tokens (copied). */
+bool mx_ticket_query(mx_engine *e, mx_query *q, const mx_hash256 *root, const int32_t *tokens,
+                     size_t n, size_t n_full);
 /* r no longer waits for its ticket: its pages are free at once, what comes back is dropped. is_late:
  * because the folder hangs; then nobody asks it before it has answered. */
 void mx_ticket_abandon(mx_request *r, bool is_late);

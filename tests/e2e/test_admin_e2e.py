@@ -4,6 +4,7 @@
 import os
 
 import pytest
+import requests
 
 from conftest import EXACT, run_mtplx, text_of
 
@@ -98,3 +99,280 @@ def test_key_file(start, tmp_path):
     keys.write_text("\n")
     bad = run_mtplx("start", "--model", "/dev/null", "--api-key-file", str(keys), home=tmp_path)
     assert bad.returncode == 1 and "has no key" in bad.stderr
+
+
+# ---- who may go where ----------------------------------------------------------------------------
+
+ADMIN_PATHS = ["/info", "/v1/info", "/metrics", "/admin/cache/lookup", "/admin/cache", "/admin",
+               "/admin/cache/" + "0" * 64, "//metrics/", "/%6detrics", "/metrics?x=1"]
+
+
+@pytest.mark.parametrize("keys,admin", [(False, False), (True, False), (False, True), (True, True)])
+def test_auth_matrix(start, keys, admin):
+    args = ["--ssd-session-cache", "off"]
+    env = {**({"MTPLX_API_KEY": "the-api-key"} if keys else {}),
+           **({"MTPLX_ADMIN_KEY": "the-admin-key"} if admin else {})}
+    s = start(*args, env=env)
+    senders = {"none": {}, "wrong": key("the-admin-keys"), "empty": key(""), "api": key("the-api-key"),
+               "admin": key("the-admin-key"), "admin-x": {"x-api-key": "the-admin-key"}}
+    for path in ADMIN_PATHS:
+        for method in ("GET", "POST", "DELETE"):
+            for sender, headers in senders.items():
+                r = requests.request(method, s.url + path, headers=headers, timeout=30)
+                where = (method, path, sender, r.status_code, r.text[:200])
+                if not keys and not admin:
+                    assert r.status_code not in (401, 403), where
+                elif not admin:
+                    assert r.status_code == 404, where
+                elif sender.startswith("admin"):
+                    assert r.status_code not in (401, 403), where
+                elif sender == "api" and keys:
+                    assert r.status_code == 403, where
+                else:
+                    assert r.status_code == 401, where
+                assert "the-a" not in r.text, where
+    for sender, headers in senders.items():
+        r = s.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=headers)
+        assert r.status_code == (200 if not keys or sender == "api" else 401), sender
+    assert s.get("/health").status_code == 200
+    assert "the-a" not in s.log
+
+
+# ---- explanations ---------------------------------------------------------------------------------
+
+def lookup(s, body, headers=None, status=200):
+    r = s.post("/admin/cache/lookup", body, headers=headers)
+    assert r.status_code == status, r.text
+    return r.json()["prompts"][0] if status == 200 else r.json()["error"]
+
+
+def test_miss_explained(start):
+    s = start(*EXACT)
+    chat = conversation(10)
+    first = usage(s, chat)["cache"]["miss"]
+    assert first["reason"] == "no_entry" and first["token_index"] == 0 and first["cost_ms"] > 0
+    assert first["stored"] is None and first["asked"].startswith("<|im_start|>system")
+    assert usage(s, chat)["cache"]["miss"] is None
+    changed = [dict(chat[0]), dict(chat[1])]
+    words = changed[0]["content"].split(" ")
+    words[60] = "zebra"
+    changed[0]["content"] = " ".join(words)
+    before = lookup(s, {"messages": changed})
+    u = usage(s, changed)
+    miss = u["cache"]["miss"]
+    assert miss["reason"] == "diverged_at"
+    assert miss["token_index"] == u["prompt_tokens_details"]["cached_tokens"] > 60
+    assert " z" in miss["asked"] and "zebra" not in miss["stored"]
+    original = chat[0]["content"]
+    assert miss["stored"].strip() in original and miss["asked"].strip() in changed[0]["content"]
+    # The lookup had said the same, and changed nothing.
+    assert before["miss"]["reason"] == "diverged_at"
+    assert (before["miss"]["stored"], before["miss"]["asked"]) == (miss["stored"], miss["asked"])
+    assert [before[k] for k in ("ram_tokens", "ssd_tokens", "computed_tokens")] == [
+        u["cache"][k] for k in ("ram_tokens", "ssd_tokens", "computed_tokens")]
+    off = usage(s, chat, cache="off")["cache"]["miss"]
+    assert off["reason"] == "cache_off" and off["stored"] is None
+
+
+def test_lookup_on_disk(start):
+    chat = conversation(11)
+    s = start(*EXACT)
+    assert lookup(s, {"messages": chat})["miss"]["reason"] == "no_entry"
+    cold = usage(s, chat)
+    assert s.stop() == 0
+    s = start(*EXACT)
+    found = lookup(s, {"messages": chat, "max_tokens": 4})
+    assert found["cache_mode"] == "ssd" and found["ssd_answered"] and found["ssd_bytes"] > 10000
+    assert found["compute_ms"] is None  # nothing was computed yet: no rate is known
+    again = lookup(s, {"messages": chat})
+    assert again == found  # it has read nothing into RAM
+    u = usage(s, chat)
+    assert u["cache"]["ssd_tokens"] == found["ssd_tokens"] >= cold["prompt_tokens"] - 64
+    warm = lookup(s, {"messages": chat})
+    assert warm["cache_mode"] == "warm_prefix" and warm["miss"] is None and warm["restore_ms"] == 0
+    text = lookup(s, {"prompt": "Once upon a time"})
+    assert text["prompt_tokens"] == 4 and text["computed_tokens"] == 4
+    assert text["compute_ms"] is None or text["compute_ms"] > 0
+    off = lookup(s, {"messages": chat, "cache": "off"})
+    assert off["miss"]["reason"] == "cache_off" and off["computed_tokens"] == off["prompt_tokens"]
+    # A damaged file is found out when it is wanted; then its reason is told.
+    assert s.stop() == 0
+    pages = sorted((s.home / ".mtplx/session_cache").rglob("*.page"))
+    for p in pages:
+        data = bytearray(p.read_bytes())
+        data[5000] ^= 1
+        p.write_bytes(data)
+    s = start(*EXACT)
+    u = usage(s, chat)
+    assert u["cache"]["miss"]["reason"] == "quarantined" and u["cache_mode"] == "cold"
+
+
+def test_lookup_hostile(start):
+    s = start("--ssd-session-cache", "off")
+    for body in ({}, {"messages": []}, {"messages": "x"}, {"prompt": ""}, {"prompt": [-1]},
+                 {"prompt": [10**9]}, {"prompt": []}, {"messages": [{"role": "user", "content": "x"}],
+                                                       "temperature": "hot"}):
+        assert lookup(s, body, status=400)["message"]
+    for text in ("", "[]", "null", "{", '{"prompt":"x"} x', "\xff"):
+        r = requests.post(s.url + "/admin/cache/lookup", data=text.encode("latin-1"), timeout=30)
+        assert r.status_code == 400, (text, r.text)
+    assert requests.get(s.url + "/admin/cache/lookup", timeout=30).status_code == 405
+    for path in ("/admin/", "/admin/x", "/admin/cache/lookup/x", "/admin/../info/x"):
+        assert s.get(path).status_code == 404, path
+    huge = lookup(s, {"prompt": [5] * 200000}, status=400)
+    assert huge["code"] == "context_length_exceeded"
+    many = s.post("/admin/cache/lookup", {"prompt": ["a b c", "d e f"]}).json()["prompts"]
+    assert len(many) == 2
+
+
+def test_nothing_leaks_between_keys(start_keyed):
+    """Neither usage nor its explanation differs between "another key has stored this" and "nobody
+    has"; the administrator learns that there is something, but not what."""
+    s = start_keyed(env={"MTPLX_ADMIN_KEY": "root"})
+    chat = conversation(12)
+    fresh = usage(s, conversation(13), "key-two")
+    secret = "the password is swordfish"
+    chat[0]["content"] = chat[0]["content"].replace("helpful storyteller.", secret + ".")
+    usage(s, chat, "key-one")
+    guess = [dict(m) for m in chat]
+    guess[0]["content"] = guess[0]["content"].replace("swordfish", "something else")
+    for messages in (chat, guess):
+        u = usage(s, messages, "key-two", cache="no-store")
+        miss = u["cache"]["miss"]
+        assert miss["reason"] == "diverged_at" and u["cache"]["ssd_tokens"] == 0
+        assert miss["token_index"] <= 8  # of what key-two itself has stored
+        assert "password" not in (miss["stored"] or "") and "sword" not in (miss["stored"] or "")
+    assert fresh["cache"]["miss"]["reason"] == "no_entry"
+    admin = key("root")
+    assert lookup(s, {"messages": chat}, admin, status=400)["code"] == "api_key_needed"
+    assert lookup(s, {"messages": chat}, {**admin, "x-api-key": "no-key"}, 400)["code"] == "api_key_needed"
+    own = lookup(s, {"messages": chat}, {**admin, "x-api-key": "key-one"})
+    assert own["miss"] is None and own["ram_tokens"] > 90
+    other = lookup(s, {"messages": chat}, {**admin, "x-api-key": "key-two"})
+    assert other["miss"]["reason"] == "other_isolation"
+    assert other["miss"]["stored"] is None and other["ram_tokens"] <= 8
+    # A guess that shares a page with it says so, too: that is what the administrator may know.
+    new = [{"role": "user", "content": text_of(99, 90)}]
+    assert lookup(s, {"messages": new}, {**admin, "x-api-key": "key-two"})["miss"]["reason"] in (
+        "diverged_at", "no_entry")
+
+
+def test_shared_prefixes_show_no_foreign_text(start_keyed):
+    s = start_keyed("--shared-prefixes")
+    chat = conversation(14)
+    usage(s, chat, "key-one")
+    other = [dict(m) for m in chat]
+    other[0]["content"] = other[0]["content"][:150] + " but not this"
+    miss = usage(s, other, "key-two")["cache"]["miss"]
+    assert miss["reason"] == "diverged_at" and miss["stored"] is None and miss["asked"]
+
+
+def test_evicted_and_other_model(start, tmp_path):
+    s = start("--kv-budget", "16M", "--ssd-session-cache", "off", "--max-context", "512", "--canonical-prompts")
+    chat = conversation(20)
+    usage(s, chat)
+    for i in range(12):
+        usage(s, conversation(21 + i))
+    miss = usage(s, chat)["cache"]["miss"]
+    assert miss["reason"] == "evicted", miss
+    assert s.stop() == 0
+    s = start(*EXACT)
+    usage(s, chat)
+    assert s.stop() == 0
+    s = start(*EXACT, "--kv-type", "f32")
+    assert usage(s, chat)["cache"]["miss"]["reason"] == "other_model"
+
+
+def test_not_worth_reading(start):
+    s = start()
+    chat = conversation(40, 60)
+    usage(s, chat)
+    assert s.stop() == 0
+    s = start("--ssd-restore", "always")
+    usage(s, chat)  # works, and measures the disk
+    assert s.info()["ssd"]["read_bytes_per_us"] > 0
+
+
+# ---- metrics --------------------------------------------------------------------------------------
+
+def metrics(s, headers=None):
+    parser = pytest.importorskip("prometheus_client.parser",
+                                 reason="python3-prometheus-client is not installed")
+    r = s.get("/metrics", headers=headers)
+    assert r.status_code == 200
+    assert r.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    out, families = {}, list(parser.text_string_to_metric_families(r.text))
+    assert len({f.name for f in families}) == len(families)
+    for f in families:
+        assert f.documentation and f.type in ("counter", "gauge"), f
+        for sample in f.samples:
+            assert sample.name.startswith("mtplx_")
+            assert (f.type == "counter") == sample.name.endswith("_total"), sample
+            at = (sample.name, tuple(sorted(sample.labels.items())))
+            assert at not in out, at
+            out[at] = sample.value
+    return out
+
+
+def value(m, name, **labels):
+    return m[("mtplx_" + name, tuple(sorted(labels.items())))]
+
+
+def settled(s, n_requests):
+    s.wait_for("the statistics", lambda i: i["engine"]["n_requests"] == n_requests
+               and i["engine"]["n_running"] == 0 and i["ssd"].get("queued_jobs", 0) == 0)
+    return metrics(s)
+
+
+def test_metrics_move(start):
+    s = start(*EXACT)
+    zero = metrics(s)
+    counters = {at: v for at, v in zero.items() if at[0].endswith("_total")}
+    assert all(v == 0 for at, v in counters.items() if "http" not in at[0]), counters
+    assert value(zero, "ready") == 1 and value(zero, "ram_budget_bytes") > 500e6
+    chat = conversation(50, 200)
+    cold = usage(s, chat)
+    one = settled(s, 1)
+    assert value(one, "cache_misses_total", reason="no_entry") == 1
+    assert value(one, "prompt_tokens_total", source="computed") == cold["prompt_tokens"]
+    assert value(one, "prefill_seconds_total") > 0
+    assert value(one, "prefill_saved_seconds_total") == 0
+    assert value(one, "disk_written_bytes_total") > 0 and value(one, "disk_sessions_written_total") > 0
+    assert value(one, "ram_used_bytes") > 0 and value(one, "bank_entries") >= 1
+    assert value(one, "disk_used_bytes") >= value(one, "disk_written_bytes_total")
+    warm = usage(s, chat)
+    two = settled(s, 2)
+    reused = warm["prompt_tokens_details"]["cached_tokens"]
+    assert value(two, "cache_hits_total", restore="exact_prefix") == 1
+    assert value(two, "prompt_tokens_total", source="ram") == reused
+    assert value(two, "prefill_saved_seconds_total") > 0
+    assert value(two, "restore_seconds_total", tier="ram") > 0
+    assert value(two, "disk_saved_bytes_total") > 0  # the same pages again
+    assert value(two, "disk_written_bytes_total") - value(one, "disk_written_bytes_total") < (
+        value(one, "disk_written_bytes_total") / 2)
+    s.post("/v1/chat/completions", {"messages": []})
+    s.get("/nothing")
+    three = metrics(s)
+    assert value(three, "http_responses_total", status="400") == 1
+    assert value(three, "http_responses_total", status="404") == 1
+    for at, v in two.items():  # a counter never goes back
+        assert not at[0].endswith("_total") or three[at] >= v, at
+    assert s.stop() == 0
+    s = start(*EXACT)
+    from_disk = usage(s, chat)
+    four = settled(s, 1)
+    assert value(four, "prompt_tokens_total", source="ssd") == from_disk["cache"]["ssd_tokens"] > 0
+    assert value(four, "restore_seconds_total", tier="ssd") > 0
+    assert value(four, "disk_read_bytes_total") > 0
+    assert value(four, "disk_quarantined_total") == 0
+
+
+def test_metrics_of_eviction(start):
+    s = start("--kv-budget", "16M", "--ssd-session-cache", "off", "--max-context", "512")
+    for i in range(8):
+        usage(s, conversation(60 + i))
+    m = settled(s, 8)
+    assert value(m, "evictions_total", tier="ram", cause="request") + value(
+        m, "evictions_total", tier="ram", cause="budget") > 0
+    assert not any(at[0].startswith("mtplx_disk") for at in m)
+    assert value(m, "ram_used_bytes") <= value(m, "ram_budget_bytes") <= 16 << 20

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Questions to the engine from other threads: a function that is to run between two passes, and what
+ * a prompt would find.
+ *
+ * The asking thread sleeps meanwhile. A lookup may have to wait for the folder, which may hang: then
+ * the asker goes on without an answer, and the question, a block of its own, is freed by whoever
+ * is last. Nothing is touched by a lookup: no use is counted, no page is held.
+ */
+#include "sched/sched_internal.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <errno.h>
+
+typedef enum query_state { QUERY_WAITING, QUERY_DONE, QUERY_ABANDONED } query_state;
+
+struct mx_query {
+    mx_query *next;
+    void (*fn)(void *arg, const mx_engine_view *view); /* a call; NULL = a lookup: */
+    void *arg;
+    mx_hash256 root;
+    int32_t *tokens; /* [n_tokens] */
+    size_t n_tokens;
+    mx_bank_match match;
+    mx_miss_look look;
+    mx_lookup out;
+    query_state state; /* under the engine's mu */
+    mx_err err;
+};
+
+static void query_free(mx_query *q)
+{
+    mx_free(q->tokens);
+    mx_free(q);
+}
+
+/* Engine thread. The asker may free q from here on. */
+static void finish(mx_engine *e, mx_query *q, mx_err err)
+{
+    pthread_mutex_lock(&e->mu);
+    bool is_abandoned = q->state == QUERY_ABANDONED;
+    q->err = err;
+    q->state = QUERY_DONE;
+    pthread_cond_broadcast(&e->answered);
+    pthread_mutex_unlock(&e->mu);
+    if (is_abandoned) {
+        query_free(q);
+    }
+}
+
+/* ---- lookups ---------------------------------------------------------------------------------- */
+
+/* n_ram and n_ssd are settled: the rest follows. */
+static void describe(const mx_engine *e, mx_query *q, bool is_not_worth)
+{
+    mx_request_stats *s = &q->out.stats;
+    size_t n_reused = s->n_ram + s->n_ssd;
+    s->has_started = true;
+    s->n_prompt = q->n_tokens;
+    s->n_computed = q->n_tokens - n_reused;
+    s->cache_mode = s->n_ssd > 0   ? MX_MODE_SSD
+                    : s->n_ram > 0 ? MX_MODE_WARM_PREFIX
+                                   : MX_MODE_COLD;
+    mx_miss_case m = {.root = q->root, .tokens = q->tokens, .n_prompt = q->n_tokens,
+                      .n_reused = n_reused, .is_not_worth = is_not_worth};
+    mx_miss_explain(e, &m, &q->look, s);
+    q->out.us_per_token = e->us_per_token;
+}
+
+static void finish_from_ram(mx_engine *e, mx_query *q, bool is_not_worth)
+{
+    mx_request_stats *s = &q->out.stats;
+    bool is_all = q->match.n_tokens == q->n_tokens && q->match.hidden != NULL;
+    s->n_ram = is_all ? q->n_tokens : mx_min_size(q->match.n_tokens, q->n_tokens - 1);
+    s->n_ssd = 0;
+    s->restore = s->n_ram > 0 ? q->match.kind : MX_RESTORE_NONE;
+    describe(e, q, is_not_worth);
+    finish(e, q, MX_OK);
+}
+
+void mx_query_probed(mx_engine *e, mx_query *q, const mx_cold_job *job)
+{
+    q->out.ssd_answered = job != NULL && job->status == MX_OK;
+    if (!q->out.ssd_answered) {
+        finish_from_ram(e, q, false);
+        return;
+    }
+    size_t from = q->match.n_full_pages * MX_PAGE_TOKENS;
+    size_t n_rows = mx_min_size(q->match.n_tokens, q->n_tokens - 1) - from; /* that RAM has of it */
+    size_t n_cold = job->n_full * MX_PAGE_TOKENS + job->tail_rows;
+    mx_cold_stats cold;
+    mx_cold_get_stats(e->cold, &cold);
+    mx_miss_look_cold(&q->look, job);
+    if (n_cold <= n_rows) {
+        finish_from_ram(e, q, false);
+        return;
+    }
+    q->out.ssd_bytes = job->read_bytes;
+    if (cold.read_bytes_per_us > 0) {
+        q->out.restore_us = (double)job->read_bytes / cold.read_bytes_per_us;
+    }
+    if (!mx_admit_is_worth_reading(e, job, n_cold - n_rows)) {
+        finish_from_ram(e, q, true);
+        return;
+    }
+    mx_request_stats *s = &q->out.stats;
+    s->n_ram = from;
+    s->n_ssd = n_cold;
+    s->restore = from + n_cold + 1 >= q->n_tokens ? MX_RESTORE_EXACT_PREFIX
+                                                  : mx_admit_cold_kind(e, job);
+    describe(e, q, false);
+    finish(e, q, MX_OK);
+}
+
+static void look_up(mx_engine *e, mx_query *q)
+{
+    mx_bank_lookup(e->bank, &q->root, q->tokens, q->n_tokens, &q->match);
+    mx_miss_look_ram(e, &q->root, q->tokens, q->n_tokens, &q->look);
+    bool is_whole = q->match.n_tokens + 1 >= q->n_tokens;
+    q->out.ssd_asked = e->cold != NULL && e->cfg.cold_mode == MX_COLD_ON && !is_whole;
+    size_t n_full = q->match.n_full_pages;
+    if (!q->out.ssd_asked
+        || !mx_ticket_query(e, q, &q->root, q->tokens, q->n_tokens - 1, n_full))
+    {
+        finish_from_ram(e, q, false);
+    }
+}
+
+/* ---- both ------------------------------------------------------------------------------------- */
+
+bool mx_query_run_all(mx_engine *e)
+{
+    pthread_mutex_lock(&e->mu);
+    mx_query *list = e->queries;
+    e->queries = NULL;
+    pthread_mutex_unlock(&e->mu);
+    bool any = list != NULL;
+    while (list != NULL) {
+        mx_query *q = list;
+        list = q->next;
+        if (q->fn != NULL) {
+            mx_engine_view view = {.bank = e->bank, .pool = e->pool, .root = &e->root};
+            q->fn(q->arg, &view);
+            finish(e, q, MX_OK);
+        } else {
+            look_up(e, q);
+        }
+    }
+    return any;
+}
+
+void mx_query_end_all(mx_engine *e)
+{
+    pthread_mutex_lock(&e->mu);
+    e->has_ended = true;
+    mx_query *list = e->queries;
+    e->queries = NULL;
+    pthread_mutex_unlock(&e->mu);
+    while (list != NULL) {
+        mx_query *q = list;
+        list = q->next;
+        finish(e, q, MX_E_CANCELLED);
+    }
+}
+
+/* Hands q over and waits; timeout_us 0 = for as long as it takes. True: q is the caller's again. */
+static bool ask(mx_engine *e, mx_query *q, uint64_t timeout_us)
+{
+    uint64_t until_us = mx_now_us() + timeout_us;
+    struct timespec until = {(time_t)(until_us / 1000000), (long)(until_us % 1000000) * 1000};
+    pthread_mutex_lock(&e->mu);
+    if (e->has_ended) {
+        q->state = QUERY_DONE;
+        q->err = MX_E_CANCELLED;
+    } else {
+        q->next = e->queries;
+        e->queries = q;
+        e->is_woken = true;
+        pthread_cond_signal(&e->wake);
+    }
+    int rc = 0;
+    while (q->state == QUERY_WAITING && rc != ETIMEDOUT) {
+        rc = timeout_us > 0 ? pthread_cond_timedwait(&e->answered, &e->mu, &until)
+                            : pthread_cond_wait(&e->answered, &e->mu);
+    }
+    bool is_ours = q->state == QUERY_DONE;
+    if (!is_ours) {
+        q->state = QUERY_ABANDONED;
+    }
+    pthread_mutex_unlock(&e->mu);
+    return is_ours;
+}
+
+mx_err mx_engine_call(mx_engine *e, void (*fn)(void *arg, const mx_engine_view *view), void *arg)
+{
+    mx_query q = {.fn = fn, .arg = arg};
+    (void)ask(e, &q, 0);
+    return q.err;
+}
+
+mx_err mx_engine_lookup(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,
+                        uint64_t timeout_us, mx_lookup *out)
+{
+    *out = (mx_lookup){0};
+    if (n == 0) {
+        return MX_E_INVALID;
+    }
+    mx_query *q = mx_calloc(1, sizeof *q);
+    if (q != NULL) {
+        q->tokens = mx_alloc(n * sizeof *tokens);
+    }
+    if (q == NULL || q->tokens == NULL) {
+        mx_free(q);
+        return MX_E_NOMEM;
+    }
+    memcpy(q->tokens, tokens, n * sizeof *tokens);
+    q->n_tokens = n;
+    q->root = mx_model_root(e->model, salt);
+    if (!ask(e, q, timeout_us)) {
+        return MX_E_BUSY;
+    }
+    mx_err err = q->err;
+    *out = q->out;
+    query_free(q);
+    return err;
+}
+
+typedef struct common_question {
+    mx_hash256 root;
+    const int32_t *tokens;
+    size_t n, n_common;
+} common_question;
+
+static void find_common(void *arg, const mx_engine_view *view)
+{
+    common_question *c = arg;
+    uint32_t n_next;
+    c->n_common = mx_bank_continuation(view->bank, &c->root, c->tokens, c->n, NULL, 0, &n_next);
+}
+
+mx_err mx_engine_common(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,
+                        size_t *n_common)
+{
+    common_question c = {.root = mx_model_root(e->model, salt), .tokens = tokens, .n = n};
+    mx_err err = mx_engine_call(e, find_common, &c);
+    *n_common = c.n_common;
+    return err;
+}
