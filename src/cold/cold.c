@@ -53,13 +53,16 @@ static mx_cold_job *list_pop(job_list *l)
 
 static bool is_write(const mx_cold_job *job)
 {
-    return job->kind == MX_COLD_WRITE_PAGE || job->kind == MX_COLD_WRITE_SESSION;
+    return job->kind == MX_COLD_WRITE_PAGE || job->kind == MX_COLD_WRITE_STATE
+           || job->kind == MX_COLD_WRITE_SESSION;
 }
 
 /* What a queued job keeps from being freed. */
 static size_t held_bytes(const mx_cold *c, const mx_cold_job *job)
 {
-    return job->kind == MX_COLD_WRITE_PAGE ? c->page_bytes : job->n_pages * sizeof(mx_hash256);
+    return job->kind == MX_COLD_WRITE_PAGE    ? c->page_bytes
+           : job->kind == MX_COLD_WRITE_STATE ? c->shape.state_bytes
+                                              : (job->n_pages + job->n_states) * sizeof(mx_hash256);
 }
 
 mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
@@ -320,6 +323,7 @@ static void free_memory(mx_cold *c)
     mx_free(c->reader_rows);
     mx_free(c->reader_page);
     mx_free(c->reader_ids);
+    mx_free(c->reader_path);
     mx_free(c->sweeper_head);
     pthread_cond_destroy(&c->writer_cond);
     pthread_cond_destroy(&c->reader_cond);
@@ -386,9 +390,10 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
         free_memory(c);
         return mx_fail(eb, MX_E_NOMEM, "no memory for the SSD session cache");
     }
-    mx_cold_folder_init(&c->writer_folder, c->tuning.fileops, c->dir, &c->root);
-    mx_cold_folder_init(&c->reader_folder, c->tuning.fileops, c->dir, &c->root);
-    mx_cold_folder_init(&c->sweeper_folder, c->tuning.fileops, c->dir, &c->root);
+    bool has_states = shape->state_bytes > 0;
+    mx_cold_folder_init(&c->writer_folder, c->tuning.fileops, c->dir, &c->root, has_states);
+    mx_cold_folder_init(&c->reader_folder, c->tuning.fileops, c->dir, &c->root, has_states);
+    mx_cold_folder_init(&c->sweeper_folder, c->tuning.fileops, c->dir, &c->root, has_states);
     c->has_writer = pthread_create(&c->writer, NULL, writer_main, c) == 0;
     c->has_reader = pthread_create(&c->reader, NULL, reader_main, c) == 0;
     c->has_sweeper = pthread_create(&c->sweeper, NULL, sweeper_main, c) == 0;
@@ -499,6 +504,14 @@ void mx_cold_wait_loaded(mx_cold *c, uint64_t timeout_us)
     pthread_mutex_unlock(&c->lock);
 }
 
+bool mx_cold_is_loaded(mx_cold *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool is_loaded = c->stats.is_loaded;
+    pthread_mutex_unlock(&c->lock);
+    return is_loaded;
+}
+
 /* ---- degradation and statistics -------------------------------------------------------------- */
 
 void mx_cold_failed(mx_cold *c, mx_cold_side side, const char *what)
@@ -607,7 +620,7 @@ uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f)
 uint64_t mx_cold_low_water(const mx_cold *c, uint64_t limit)
 {
     enum { FREE_PAGES = 8 }; /* at least, unless that is more than half of a small folder */
-    uint64_t room = (c->page_bytes + MX_DISK_PAYLOAD_AT) * FREE_PAGES;
+    uint64_t room = (c->page_bytes + MX_DISK_PAYLOAD_AT) * FREE_PAGES + c->shape.state_bytes;
     room = room < limit / 2 ? room : limit / 2;
     return limit - (room > limit / 16 ? room : limit / 16);
 }

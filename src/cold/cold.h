@@ -3,7 +3,7 @@
  * cold.h: the cold tier, tier 2: the same pages as files, found again after a restart.
  *
  * The layout on disk is docs/file-format.md. Three threads of its own: one writer (bounded queue in
- * bytes, order of durability pages -> manifest), one reader, one that reads manifests after start
+ * bytes, order of durability pages -> states -> manifest), one reader, one that reads manifests after start
  * and sweeps. The engine thread never waits for the folder: it hands over jobs and polls for
  * completions. Whatever goes wrong with the folder degrades the tier to "off for now" with one
  * warning and a counter, never the server; writing is tried again quietly every 30 s, reading goes
@@ -87,10 +87,13 @@ typedef enum mx_cold_job_kind {
     MX_COLD_PROBE,
     MX_COLD_READ,
     MX_COLD_WRITE_PAGE,
+    MX_COLD_WRITE_STATE,
     MX_COLD_WRITE_SESSION
 } mx_cold_job_kind;
 
 enum { MX_COLD_NEXT_TOKENS = 8 };
+/* What mx_cold_abandon returns while the state of a READ is in use. */
+#define MX_COLD_STATE_PAYLOAD (SIZE_MAX - 1)
 
 typedef struct mx_cold_job mx_cold_job;
 struct mx_cold_job {
@@ -144,6 +147,22 @@ struct mx_cold_job {
     const uint8_t *payload;
     mx_hash256 page_id;
 
+    /* PROBE and READ where the shape has a state; `chain` is the whole prompt from position 0 on, of
+     * which `tokens` is the part behind first_page pages. A state is wanted behind more than state_min
+     * tokens. PROBE out: state_at = the greatest position for which the folder has a state and, with
+     * the pages before first_page, all rows (0 = none); what else PROBE tells is then what leads to
+     * exactly there, possibly nothing. READ in: a place for the state. READ out: state_at = the
+     * position of what is in it, verified, with the pages before it; when a file was bad, a smaller
+     * one than before, or 0. Pages and rows behind state_at are of no use. */
+    const int32_t *chain;
+    uint64_t state_min, state_at;
+    mx_hash256 state_id;
+    uint8_t *state_payload;
+
+    /* WRITE_STATE in: payload = the state at the end of n_tokens tokens of page first_page, borrowed
+     * as that of a page, but written from where it is: mx_cold_abandon returns 0 meanwhile.
+     * page_id = mx_cold_state_identity. Submit it behind its pages. Status as above. */
+
     /* WRITE_SESSION in: the manifest. All page identities of the chain in order (owned by the
      * caller until polled), tokens in the whole chain, and what kind of point it is. Submit it
      * behind its pages. Status MX_OK = the session is durable (logged "durable session=...");
@@ -153,6 +172,9 @@ struct mx_cold_job {
     size_t n_pages;
     size_t n_session_tokens;  /* in (64 * (n_pages - 1), 64 * n_pages] */
     uint32_t entry_kind;      /* 0 prompt, 1 turn */
+    const mx_hash256 *state_ids; /* [n_states] ascending by position, those that are not in the folder */
+    const uint64_t *state_positions; /* are left out; both like page_ids */
+    size_t n_states;
     mx_hash256 session_id;    /* for logs; the file is named by the last page */
 };
 
@@ -176,7 +198,13 @@ uint64_t mx_cold_stalled_us(mx_cold *c);
 
 /* Is this page known to be durable in the folder (written by us or seen)? RAM only, a hint: need
  * not be written again. Never waits for the folder. */
-bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id);
+bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id); /* or state */
+
+/* The name of the state at the end of the first n_tokens (1..64) tokens of page first_page, which
+ * follows parent_id: SHA-256 over "mtplx state v1" padded with NUL to 16 bytes, root, the identity of
+ * a page of these tokens in that place, u64 position, u64 presence, little endian. */
+mx_hash256 mx_cold_state_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
+                                  uint64_t first_page, const int32_t *tokens, uint32_t n_tokens);
 
 /* Waits until everything queued is durable or the deadline passes. True = all flushed, false = time
  * ran out or something queued could not be written. */
@@ -191,11 +219,12 @@ typedef struct mx_cold_stats {
     bool is_loaded;            /* names and manifests have been read after start */
     uint64_t files, bytes;     /* below dir/v1, of all models, as far as known */
     uint64_t max_bytes;
-    uint64_t pages_written, bytes_written, sessions_written, write_failures, dropped_full;
+    uint64_t pages_written, states_written, bytes_written, sessions_written, write_failures;
+    uint64_t dropped_full;
     uint64_t pages_skipped;    /* not written because they were there */
     uint64_t bytes_skipped;    /* likewise */
     uint64_t sessions_skipped; /* likewise */
-    uint64_t pages_read, bytes_read, quarantined;
+    uint64_t pages_read, states_read, bytes_read, quarantined;
     uint64_t files_swept, bytes_swept;
     uint64_t files_over_limit; /* of files_swept: because the folder was full */
     uint64_t queued_jobs, queued_bytes;

@@ -72,12 +72,13 @@ int64_t mx_cold_wall_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-void mx_cold_page_name(const mx_hash256 *id, char xx[3], char name[MX_COLD_NAME_CAP])
+void mx_cold_object_name(mx_cold_object o, const mx_hash256 *id, char xx[3],
+                         char name[MX_COLD_NAME_CAP])
 {
     char hex[65];
     mx_hash256_hex(id, hex);
     snprintf(xx, 3, "%.2s", hex);
-    snprintf(name, MX_COLD_NAME_CAP, "%s.page", hex);
+    snprintf(name, MX_COLD_NAME_CAP, "%s.%s", hex, o == MX_COLD_STATE ? "state" : "page");
 }
 
 void mx_cold_session_name(const mx_hash256 *last_page, char name[MX_COLD_NAME_CAP])
@@ -90,13 +91,14 @@ void mx_cold_session_name(const mx_hash256 *last_page, char name[MX_COLD_NAME_CA
 /* ---- folders --------------------------------------------------------------------------------- */
 
 void mx_cold_folder_init(mx_cold_folder *f, const mx_cold_fileops *ops, const char *dir,
-                         const mx_hash256 *root)
+                         const mx_hash256 *root, bool has_states)
 {
     memset(f, 0, sizeof *f);
+    f->has_states = has_states;
     f->ops = ops != NULL ? ops : &mx_cold_real_fileops;
     f->dir = dir;
     mx_hash256_hex(root, f->root_hex);
-    f->top_fd = f->v1_fd = f->root_fd = f->pages_fd = f->sessions_fd = -1;
+    f->top_fd = f->v1_fd = f->root_fd = f->pages_fd = f->states_fd = f->sessions_fd = -1;
     f->temp_start = mx_boottime_us();
 }
 
@@ -111,6 +113,7 @@ static void close_fd(int *fd)
 void mx_cold_folder_close(mx_cold_folder *f)
 {
     close_fd(&f->sessions_fd);
+    close_fd(&f->states_fd);
     close_fd(&f->pages_fd);
     close_fd(&f->root_fd);
     close_fd(&f->v1_fd);
@@ -322,8 +325,9 @@ static mx_err open_all(mx_cold_folder *f, bool create, mx_errbuf *eb)
         {&f->root_fd, &f->v1_fd, f->root_hex},
         {&f->pages_fd, &f->root_fd, "pages"},
         {&f->sessions_fd, &f->root_fd, "sessions"},
+        {&f->states_fd, &f->root_fd, "states"},
     };
-    for (size_t i = 0; i < MX_COUNT(below); i++) {
+    for (size_t i = 0; i < MX_COUNT(below) - !f->has_states; i++) {
         *below[i].fd = mx_cold_open_dir(f->ops, *below[i].parent, below[i].name, create, &err, eb);
         if (*below[i].fd < 0) {
             return err;
@@ -347,7 +351,7 @@ mx_err mx_cold_folder_top(mx_cold_folder *f, mx_errbuf *eb)
 mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb)
 {
     if (is_current(f) && is_alive(f->root_fd) && is_alive(f->pages_fd)
-        && is_alive(f->sessions_fd)) {
+        && is_alive(f->sessions_fd) && (!f->has_states || is_alive(f->states_fd))) {
         return MX_OK;
     }
     mx_cold_folder_close(f);

@@ -23,7 +23,8 @@ typedef struct mx_cold_folder {
     const mx_cold_fileops *ops;
     const char *dir;     /* the configured folder, borrowed */
     char root_hex[65];   /* name of the folder of this root */
-    int top_fd, v1_fd, root_fd, pages_fd, sessions_fd; /* -1 = closed */
+    bool has_states;     /* of this model: no other makes a folder for them */
+    int top_fd, v1_fd, root_fd, pages_fd, states_fd, sessions_fd; /* -1 = closed */
     bool has_device;     /* after the first success the folder must stay on this device, */
     dev_t device;        /* or it was unmounted and we would fill another disk */
     uint64_t temp_start, temp_counter;
@@ -34,7 +35,7 @@ typedef struct mx_cold_folder {
 enum { MX_COLD_NAME_CAP = 96 };
 
 void mx_cold_folder_init(mx_cold_folder *f, const mx_cold_fileops *ops, const char *dir,
-                         const mx_hash256 *root);
+                         const mx_hash256 *root, bool has_states);
 void mx_cold_folder_close(mx_cold_folder *f);
 
 /* Makes the descriptors usable: opens them, reopens them when the folder was removed since. With
@@ -49,8 +50,17 @@ mx_err mx_cold_folder_top(mx_cold_folder *f, mx_errbuf *eb);
 int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,
                      mx_err *err, mx_errbuf *eb);
 
-/* "<xx>" and "<64 hex>.page". */
-void mx_cold_page_name(const mx_hash256 *id, char xx[3], char name[MX_COLD_NAME_CAP]);
+/* Pages and states are objects: kept in two folders in the same way. */
+typedef enum mx_cold_object { MX_COLD_PAGE, MX_COLD_STATE } mx_cold_object;
+
+MX_INLINE int mx_cold_objects_fd(const mx_cold_folder *f, mx_cold_object o)
+{
+    return o == MX_COLD_STATE ? f->states_fd : f->pages_fd;
+}
+
+/* "<xx>" and "<64 hex>.page" or ".state". */
+void mx_cold_object_name(mx_cold_object o, const mx_hash256 *id, char xx[3],
+                         char name[MX_COLD_NAME_CAP]);
 void mx_cold_session_name(const mx_hash256 *last_page, char name[MX_COLD_NAME_CAP]);
 
 /* Opens a regular file for reading, MX_E_NOT_FOUND when absent, MX_E_CORRUPT when it is something

@@ -8,6 +8,8 @@
 
 #include <assert.h>
 
+#include "cold/cold.h"
+
 static const uint8_t page_magic[8] = {0x89, 'M', 'X', 'P', 'A', 'G', 'E', '\n'};
 static const uint8_t manifest_magic[8] = {0x89, 'M', 'X', 'S', 'E', 'S', 'S', '\n'};
 static const char writer_build[32] = "mtplx file-format 1";
@@ -121,7 +123,21 @@ static mx_err check_common(const uint8_t *h, const uint8_t magic[8], size_t sum_
     return MX_OK;
 }
 
-/* ---- pages ----------------------------------------------------------------------------------- */
+/* ---- pages and states ------------------------------------------------------------------------ */
+
+mx_hash256 mx_cold_state_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
+                                  uint64_t first_page, const int32_t *tokens, uint32_t n_tokens)
+{
+    static const char tag[16] = "mtplx state v1";
+    uint8_t bytes[sizeof tag + 32 + 32 + 8 + 8];
+    mx_hash256 chain = mx_page_identity(root, parent_id, tokens, n_tokens);
+    memcpy(bytes, tag, sizeof tag);
+    memcpy(bytes + 16, root->b, 32);
+    memcpy(bytes + 48, chain.b, 32);
+    mx_put_le64(bytes + 80, first_page * MX_DISK_PAGE_TOKENS + n_tokens);
+    mx_put_le64(bytes + 88, MX_DISK_PRESENT_RECURRENT);
+    return mx_sha256_of(bytes, sizeof bytes);
+}
 
 size_t mx_disk_payload_bytes(const mx_kv_shape *shape, uint32_t n_tokens)
 {
@@ -148,9 +164,9 @@ void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT])
     put_common(out, page_magic, MX_DISK_PAGE_HEADER_BYTES, &p->root);
     memcpy(out + P_OWN, p->own.b, 32);
     memcpy(out + P_PARENT, p->parent.b, 32);
-    mx_put_le32(out + P_KIND, MX_DISK_KIND_KV);
+    mx_put_le32(out + P_KIND, p->is_state ? MX_DISK_KIND_STATE : MX_DISK_KIND_KV);
     mx_put_le32(out + P_GROUP, MX_DISK_GROUP_FULL);
-    mx_put_le64(out + P_PRESENCE, MX_DISK_PRESENT_KV);
+    mx_put_le64(out + P_PRESENCE, p->is_state ? MX_DISK_PRESENT_RECURRENT : MX_DISK_PRESENT_KV);
     mx_put_le32(out + P_PAGE_SIZE, MX_DISK_PAGE_TOKENS);
     mx_put_le32(out + P_N_TOKENS, p->n_tokens);
     mx_put_le64(out + P_FIRST, p->first_position);
@@ -188,18 +204,20 @@ static mx_err check_page_features(const uint8_t *b, mx_errbuf *eb)
 }
 
 /* Step 6: what version 1 fixes. */
-static mx_err check_page_fields(const uint8_t *b, mx_errbuf *eb)
+static mx_err check_page_fields(const uint8_t *b, bool is_state, mx_errbuf *eb)
 {
     uint32_t n = mx_get_le32(b + P_N_TOKENS);
+    uint32_t kind = is_state ? MX_DISK_KIND_STATE : MX_DISK_KIND_KV;
+    uint64_t presence = is_state ? MX_DISK_PRESENT_RECURRENT : MX_DISK_PRESENT_KV;
     const char *bad = NULL;
     if (!is_zero(b + P_ZERO_1, 4) || !is_zero(b + P_AUTH_TAG, P_BUILD - P_AUTH_TAG)
         || !is_zero(b + P_ZERO_2, P_HEADER_SUM - P_ZERO_2)) {
         bad = "zero field";
-    } else if (mx_get_le32(b + P_KIND) != MX_DISK_KIND_KV) {
+    } else if (mx_get_le32(b + P_KIND) != kind) {
         bad = "kind";
     } else if (mx_get_le32(b + P_GROUP) != MX_DISK_GROUP_FULL) {
         bad = "layer group";
-    } else if (mx_get_le64(b + P_PRESENCE) != MX_DISK_PRESENT_KV) {
+    } else if (mx_get_le64(b + P_PRESENCE) != presence) {
         bad = "presence";
     } else if (mx_get_le32(b + P_PAGE_SIZE) != MX_DISK_PAGE_TOKENS) {
         bad = "page size";
@@ -221,15 +239,17 @@ static mx_err check_page_fields(const uint8_t *b, mx_errbuf *eb)
     return bad == NULL ? MX_OK : mx_fail(eb, MX_E_CORRUPT, "%s", bad);
 }
 
-mx_err mx_disk_page_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb)
+static mx_err decode(mx_disk_page *p, bool is_state, const uint8_t *bytes, size_t n,
+                     mx_errbuf *eb)
 {
     memset(p, 0, sizeof *p);
+    p->is_state = is_state;
     if (n < MX_DISK_PAYLOAD_AT) {
         return mx_fail(eb, MX_E_CORRUPT, "size");
     }
     MX_TRY(check_common(bytes, page_magic, P_HEADER_SUM, eb));
     MX_TRY(check_page_features(bytes, eb));
-    MX_TRY(check_page_fields(bytes, eb));
+    MX_TRY(check_page_fields(bytes, is_state, eb));
     memcpy(p->root.b, bytes + AT_ROOT, 32);
     memcpy(p->own.b, bytes + P_OWN, 32);
     memcpy(p->parent.b, bytes + P_PARENT, 32);
@@ -241,11 +261,24 @@ mx_err mx_disk_page_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_e
     for (uint32_t i = 0; i < p->n_tokens; i++) {
         p->tokens[i] = (int32_t)mx_get_le32(bytes + MX_DISK_PAGE_HEADER_BYTES + 4 * i);
     }
-    mx_hash256 own = mx_page_identity(&p->root, &p->parent, p->tokens, p->n_tokens);
+    mx_hash256 own = is_state ? mx_cold_state_identity(&p->root, &p->parent,
+                                                       p->first_position / MX_DISK_PAGE_TOKENS,
+                                                       p->tokens, p->n_tokens)
+                              : mx_page_identity(&p->root, &p->parent, p->tokens, p->n_tokens);
     if (!mx_hash256_eq(&own, &p->own)) {
         return mx_fail(eb, MX_E_CORRUPT, "identity");
     }
     return MX_OK;
+}
+
+mx_err mx_disk_page_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb)
+{
+    return decode(p, false, bytes, n, eb);
+}
+
+mx_err mx_disk_state_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb)
+{
+    return decode(p, true, bytes, n, eb);
 }
 
 mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t n, mx_errbuf *eb)
@@ -264,6 +297,7 @@ mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t
 void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m)
 {
     assert(m->n_pages >= 1 && m->n_pages <= MX_DISK_MANIFEST_MAX_PAGES);
+    assert(m->n_states <= m->n_pages);
     uint8_t h[MX_DISK_MANIFEST_HEADER_BYTES] = {0};
     put_common(h, manifest_magic, sizeof h, &m->root);
     memcpy(h + S_SESSION, m->session_id.b, 32);
@@ -271,13 +305,21 @@ void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m)
     mx_put_le32(h + S_PAGE_SIZE, MX_DISK_PAGE_TOKENS);
     mx_put_le64(h + S_N_TOKENS, m->n_tokens);
     mx_put_le32(h + S_N_PAGES, m->n_pages);
+    mx_put_le32(h + S_N_STATES, m->n_states);
     mx_put_le64(h + S_CREATED, m->created_s);
     memcpy(h + S_BUILD, writer_build, sizeof writer_build);
-    size_t body_bytes = 32 * (size_t)m->n_pages;
-    put_sum(h + S_BODY_SUM, m->page_ids[0].b, body_bytes);
-    put_sum(h + S_HEADER_SUM, h, S_HEADER_SUM);
+    size_t at = out->len;
     mx_buf_append(out, h, sizeof h);
-    mx_buf_append(out, m->page_ids, body_bytes);
+    mx_buf_append(out, m->page_ids, 32 * (size_t)m->n_pages);
+    if (m->n_states > 0) {
+        mx_buf_append(out, m->state_ids, 32 * (size_t)m->n_states);
+    }
+    if (out->failed) {
+        return;
+    }
+    uint8_t *header = (uint8_t *)out->ptr + at, *body = header + sizeof h;
+    put_sum(header + S_BODY_SUM, body, 32 * ((size_t)m->n_pages + m->n_states));
+    put_sum(header + S_HEADER_SUM, header, S_HEADER_SUM);
 }
 
 static mx_err check_manifest_fields(const uint8_t *b, size_t n, mx_errbuf *eb)
@@ -324,5 +366,7 @@ mx_err mx_disk_manifest_decode(mx_disk_manifest *m, const uint8_t *bytes, size_t
     m->n_pages = mx_get_le32(bytes + S_N_PAGES);
     m->created_s = mx_get_le64(bytes + S_CREATED);
     m->page_ids = (const mx_hash256 *)(bytes + MX_DISK_MANIFEST_HEADER_BYTES);
+    m->n_states = mx_get_le32(bytes + S_N_STATES);
+    m->state_ids = m->page_ids + m->n_pages;
     return MX_OK;
 }

@@ -20,8 +20,10 @@ enum {
     MX_DISK_PAYLOAD_AT = 4096,
     MX_DISK_PAGE_TOKENS = 64,
     MX_DISK_KIND_KV = 1,
+    MX_DISK_KIND_STATE = 2,
     MX_DISK_GROUP_FULL = 0,
     MX_DISK_PRESENT_KV = 3,
+    MX_DISK_PRESENT_RECURRENT = 4,
     MX_DISK_POSITIONS_PLAIN = 0,
     MX_DISK_TYPE_F16 = 1,
     MX_DISK_TYPE_F32 = 2,
@@ -34,10 +36,12 @@ enum {
     MX_DISK_MANIFEST_MAX_BYTES = 64 << 20,
 };
 
-/* ---- pages ----------------------------------------------------------------------------------- */
+/* ---- pages and states ------------------------------------------------------------------------ */
 
-/* A decoded header with its token ids. */
+/* A decoded header with its token ids. A state belongs to the end of its tokens, which are the
+ * beginning of a page: everything but own and the payload is as in a page of these. */
 typedef struct mx_disk_page {
+    bool is_state;
     mx_hash256 root, own, parent;
     uint32_t n_tokens;        /* 1..64 */
     uint64_t first_position;  /* a multiple of 64 */
@@ -53,6 +57,7 @@ void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT])
 /* Steps 3 to 6 and 8 of the specification over the first n bytes of a file (n >= 4096, or the file
  * is corrupt). Reads nothing beyond. */
 mx_err mx_disk_page_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb);
+mx_err mx_disk_state_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb);
 
 /* Step 10. */
 mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t n, mx_errbuf *eb);
@@ -69,6 +74,8 @@ typedef struct mx_disk_manifest {
     uint64_t n_tokens;
     uint32_t n_pages;
     const mx_hash256 *page_ids;   /* [n_pages]; decoded: points into the bytes */
+    uint32_t n_states;            /* at most n_pages */
+    const mx_hash256 *state_ids;  /* [n_states]; likewise */
     uint64_t created_s;
 } mx_disk_manifest;
 

@@ -25,20 +25,21 @@
 
 /* ---- one page file --------------------------------------------------------------------------- */
 
-void mx_cold_page_path(const mx_hash256 *id, char path[MX_COLD_NAME_CAP])
+void mx_cold_object_path(mx_cold_object o, const mx_hash256 *id, char path[MX_COLD_NAME_CAP])
 {
     char xx[3], name[MX_COLD_NAME_CAP];
-    mx_cold_page_name(id, xx, name);
+    mx_cold_object_name(o, id, xx, name);
     snprintf(path, MX_COLD_NAME_CAP, "%s/%.80s", xx, name);
 }
 
-void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, const char *reason)
+void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,
+                     const char *reason)
 {
     char xx[3], name[MX_COLD_NAME_CAP];
     mx_err err;
     c->reader_n_condemned += f == &c->reader_folder;
-    mx_cold_page_name(id, xx, name);
-    int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, NULL);
+    mx_cold_object_name(o, id, xx, name);
+    int dir = mx_cold_open_dir(f->ops, mx_cold_objects_fd(f, o), xx, false, &err, NULL);
     bool is_gone = dir < 0;
     if (dir >= 0) {
         struct stat st;
@@ -62,19 +63,21 @@ static mx_err load_open(const mx_cold *c, const mx_cold_folder *f, int fd, uint6
                         mx_disk_page *page, mx_errbuf *eb)
 {
     size_t payload_bytes = 0;
+    bool is_state = want->object == MX_COLD_STATE;
     if (want->n_tokens != 0) {
-        payload_bytes = mx_disk_payload_bytes(&c->shape, want->n_tokens);
+        payload_bytes = mx_cold_object_bytes(c, want->object, want->n_tokens);
         if (file_bytes != MX_DISK_PAYLOAD_AT + payload_bytes) {
             return mx_fail(eb, MX_E_CORRUPT, "size");
         }
     }
     struct iovec iov[2] = {{head, MX_DISK_PAYLOAD_AT}, {payload, payload_bytes}};
     MX_TRY(mx_cold_read_all(f->ops, fd, iov, payload != NULL ? 2 : 1, eb));
-    MX_TRY(mx_disk_page_decode(page, head, MX_DISK_PAYLOAD_AT, eb));
+    MX_TRY(is_state ? mx_disk_state_decode(page, head, MX_DISK_PAYLOAD_AT, eb)
+                    : mx_disk_page_decode(page, head, MX_DISK_PAYLOAD_AT, eb));
     if (!mx_hash256_eq(&page->own, &want->id)) {
         return mx_fail(eb, MX_E_CORRUPT, "own identity is not the file name");
     }
-    payload_bytes = mx_disk_payload_bytes(&c->shape, page->n_tokens);
+    payload_bytes = mx_cold_object_bytes(c, want->object, page->n_tokens);
     if (page->kv_type != mx_disk_kv_type(c->shape.type) || page->payload_bytes != payload_bytes
         || file_bytes != MX_DISK_PAYLOAD_AT + payload_bytes) {
         return mx_fail(eb, MX_E_CORRUPT, "type or length is not that of the model");
@@ -94,10 +97,10 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
     mx_errbuf eb;
     mx_err err;
     char xx[3], name[MX_COLD_NAME_CAP];
-    mx_cold_page_name(&want->id, xx, name);
+    mx_cold_object_name(want->object, &want->id, xx, name);
     int fd = -1;
     uint64_t bytes = 0;
-    int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, &eb);
+    int dir = mx_cold_open_dir(f->ops, mx_cold_objects_fd(f, want->object), xx, false, &err, &eb);
     if (dir >= 0) {
         err = mx_cold_open_file(f->ops, dir, name, &fd, &bytes, &eb);
         close(dir);
@@ -108,7 +111,7 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
         close(fd);
     }
     if (err == MX_E_CORRUPT) {
-        mx_cold_condemn(c, f, &want->id, eb.text);
+        mx_cold_condemn(c, f, want->object, &want->id, eb.text);
     } else if (err == MX_E_NOT_FOUND) {
         mx_cold_index_remove(c->index, &want->id);
     } else if (err == MX_E_UNSUPPORTED) {
@@ -126,39 +129,65 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
     return err;
 }
 
-bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint32_t n_tokens)
+static bool object_exists(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,
+                          uint32_t n_tokens)
 {
     char path[MX_COLD_NAME_CAP];
     struct stat st;
-    mx_cold_page_path(id, path);
+    mx_cold_object_path(o, id, path);
     if (mx_cold_index_is_bad(c->index, id)) {
         return false;
     }
-    if (fstatat(f->pages_fd, path, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (fstatat(mx_cold_objects_fd(f, o), path, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         mx_cold_index_remove(c->index, id);
         return false;
     }
     if (!S_ISREG(st.st_mode)) {
-        mx_cold_condemn(c, f, id, "not a regular file");
+        mx_cold_condemn(c, f, o, id, "not a regular file");
         return false;
     }
-    uint64_t bytes = MX_DISK_PAYLOAD_AT + mx_disk_payload_bytes(&c->shape, n_tokens);
+    uint64_t bytes = MX_DISK_PAYLOAD_AT + mx_cold_object_bytes(c, o, n_tokens);
     if ((uint64_t)st.st_size != bytes) {
-        mx_cold_condemn(c, f, id, "size");
+        mx_cold_condemn(c, f, o, id, "size");
         return false;
     }
     return true;
 }
 
-size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids, size_t n)
+bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint32_t n_tokens)
 {
-    enum { STEP_NS = 1000 };
+    return object_exists(c, f, MX_COLD_PAGE, id, n_tokens);
+}
+
+bool mx_cold_state_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id)
+{
+    return object_exists(c, f, MX_COLD_STATE, id, 0);
+}
+
+/* Between the ages of two pages: the limit takes the oldest first. */
+enum { STEP_NS = 1000 };
+
+bool mx_cold_touch_state(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint64_t position,
+                         int64_t now_ns)
+{
+    char path[MX_COLD_NAME_CAP];
+    int64_t page = (int64_t)((position - 1) / MX_PAGE_TOKENS);
+    mx_cold_object_path(MX_COLD_STATE, id, path);
+    mx_err err = mx_cold_touch(f, f->states_fd, path, now_ns - page * STEP_NS - STEP_NS / 2);
+    if (err == MX_E_NOT_FOUND) {
+        mx_cold_index_remove(c->index, id);
+    }
+    return err != MX_E_NOT_FOUND;
+}
+
+size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids, size_t n,
+                           int64_t now_ns)
+{
     size_t n_missing = 0;
-    int64_t now = mx_cold_wall_ns();
     for (size_t i = n; i-- > 0;) {
         char path[MX_COLD_NAME_CAP];
-        mx_cold_page_path(&ids[i], path);
-        if (mx_cold_touch(f, f->pages_fd, path, now - (int64_t)i * STEP_NS) == MX_E_NOT_FOUND) {
+        mx_cold_object_path(MX_COLD_PAGE, &ids[i], path);
+        if (mx_cold_touch(f, f->pages_fd, path, now_ns - (int64_t)i * STEP_NS) == MX_E_NOT_FOUND) {
             mx_cold_index_remove(c->index, &ids[i]);
             n_missing++;
         }
@@ -390,7 +419,7 @@ static mx_err run_probe(mx_cold *c, mx_cold_job *job)
     job->read_bytes = (uint64_t)job->n_full * c->page_bytes;
     probe_tail(&ch, job);
     job->is_under_other_model = job->n_full == 0 && is_under_other_root(c, job);
-    return MX_OK;
+    return job->chain != NULL ? mx_cold_probe_state(c, job) : MX_OK;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -399,7 +428,7 @@ static mx_err run_probe(mx_cold *c, mx_cold_job *job)
 static void prefetch(const mx_cold_folder *f, const mx_hash256 *id)
 {
     char path[MX_COLD_NAME_CAP];
-    mx_cold_page_path(id, path);
+    mx_cold_object_path(MX_COLD_PAGE, id, path);
     int fd = f->ops->open(f->pages_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd >= 0) {
         posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
@@ -505,6 +534,9 @@ static mx_err run_read(mx_cold *c, mx_cold_job *job)
         }
     }
     c->reader_n_used = job->n_read;
+    if (job->chain != NULL && err != MX_E_INVALID && err != MX_E_CANCELLED) {
+        err = mx_cold_read_state(c, job, &bytes);
+    }
     count_read(c, job->n_read, bytes, mx_now_us() - start);
     /* Less than was asked for is an answer, not an error. */
     return err == MX_E_INVALID || err == MX_E_NOMEM || err == MX_E_CANCELLED ? err : MX_OK;
@@ -516,6 +548,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
     mx_errbuf eb;
     mx_err err = mx_cold_folder_ready(&c->reader_folder, false, &eb);
     c->reader_n_used = 0;
+    c->reader_state_at = 0;
     c->reader_met_error = false;
     c->reader_n_condemned = 0;
     if (err == MX_OK) {
@@ -534,6 +567,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
             job->is_under_other_model = err == MX_E_NOT_FOUND && is_under_other_root(c, job);
         }
         job->n_read = 0;
+        job->state_at = 0;
         if (err == MX_E_NOT_FOUND) {
             err = MX_OK; /* no folder: nothing is stored */
         } else {
@@ -547,7 +581,12 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
 
 void mx_cold_read_done(mx_cold *c)
 {
+    int64_t now = mx_cold_wall_ns();
     if (c->reader_n_used > 0) {
-        mx_cold_touch_chain(c, &c->reader_folder, c->reader_ids, c->reader_n_used);
+        mx_cold_touch_chain(c, &c->reader_folder, c->reader_ids, c->reader_n_used, now);
+    }
+    if (c->reader_state_at > 0) {
+        (void)mx_cold_touch_state(c, &c->reader_folder, &c->reader_state, c->reader_state_at,
+                                  now);
     }
 }

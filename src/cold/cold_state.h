@@ -75,6 +75,10 @@ struct mx_cold {
     mx_hash256 *reader_ids;     /* [reader_ids_cap] */
     size_t reader_ids_cap;
     size_t reader_n_used;       /* identities of the last READ to be touched */
+    mx_hash256 *reader_path;    /* [reader_path_cap] whole pages of a prompt from position 0 */
+    size_t reader_path_cap;
+    mx_hash256 reader_state;    /* used by the last READ; */
+    uint64_t reader_state_at;   /* 0 = none */
     bool reader_met_error;      /* in this job */
     uint32_t reader_n_condemned; /* in this job */
 
@@ -110,6 +114,7 @@ void mx_cold_quarantined(mx_cold *c);
 void mx_cold_want_sweep(mx_cold *c);
 /* Waits until the manifests have been read after start, at most timeout_us. For the reader thread. */
 void mx_cold_wait_loaded(mx_cold *c, uint64_t timeout_us);
+bool mx_cold_is_loaded(mx_cold *c);
 /* The limit in bytes; settles the default the first time a folder is at hand. */
 uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f);
 /* What is kept free below the limit by sweeping, so that the writer need not drop pages. */
@@ -117,26 +122,48 @@ uint64_t mx_cold_low_water(const mx_cold *c, uint64_t limit);
 
 /* Where a page is wanted; fields that are NULL are not known to the caller. */
 typedef struct mx_cold_want {
+    mx_cold_object object;
     mx_hash256 id;
     const mx_hash256 *root, *parent;
     uint32_t n_tokens;          /* 0 = not known */
     uint64_t first_position;    /* checked when root is given */
 } mx_cold_want;
 
-/* Reads and checks a page file, steps 1 to 8, into head (scratch, MX_DISK_PAYLOAD_AT bytes) and
+/* Payload bytes of an object with n_tokens tokens. */
+MX_INLINE size_t mx_cold_object_bytes(const mx_cold *c, mx_cold_object o, uint32_t n_tokens)
+{
+    return o == MX_COLD_STATE ? c->shape.state_bytes : mx_disk_payload_bytes(&c->shape, n_tokens);
+}
+
+/* Reads and checks a page or state file, steps 1 to 8, into head (scratch, MX_DISK_PAYLOAD_AT bytes) and
  * *page. With a payload (n_tokens must be known) step 10, too. MX_E_CORRUPT: it was damaged and is
  * in quarantine now; MX_E_NOT_FOUND, MX_E_UNSUPPORTED, MX_E_IO. */
 mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want, uint8_t *head,
                          uint8_t *payload, mx_disk_page *page);
 /* Is the file there with the right size? A wrong size sends it to quarantine. */
 bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint32_t n_tokens);
+bool mx_cold_state_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id);
 /* Quarantine with what belongs to it: the counter and the index. */
-void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, const char *reason);
-/* "<xx>/<64 hex>.page", relative to the folder of pages. */
-void mx_cold_page_path(const mx_hash256 *id, char path[MX_COLD_NAME_CAP]);
+void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,
+                     const char *reason);
+/* "<xx>/<64 hex>.page" or ".state", relative to the folder of these objects. */
+void mx_cold_object_path(mx_cold_object o, const mx_hash256 *id, char path[MX_COLD_NAME_CAP]);
+/* Gives the state at a position the age that puts it between its page and the one behind, when these
+ * are touched with the same now_ns. False: it is not there. */
+bool mx_cold_touch_state(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint64_t position,
+                         int64_t now_ns);
+
+/* cold_boundary.c: the part of PROBE and READ that is about states; for the reader. */
+/* The greatest state in (job->state_min, most] of the chain; sets state_id and state_at (0 = none). */
+mx_err mx_cold_find_state(mx_cold *c, mx_cold_job *job, uint64_t most);
+/* After the pages were probed: the greatest boundary, and what leads there. */
+mx_err mx_cold_probe_state(mx_cold *c, mx_cold_job *job);
+/* After the pages were read: fills in the state, or a smaller one. *bytes += what was read. */
+mx_err mx_cold_read_state(mx_cold *c, mx_cold_job *job, uint64_t *bytes);
 /* Sets times so that page i is older than page i-1 (docs/file-format.md, section 6). Pages that are
  * not there are removed from the index. Returns how many are missing. */
-size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids, size_t n);
+size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids, size_t n,
+                           int64_t now_ns);
 
 /* Seconds since 1970 that do not jump with the wall clock: the smaller of the two views. */
 int64_t mx_cold_now_s(const mx_cold *c);

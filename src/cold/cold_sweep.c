@@ -30,6 +30,7 @@ enum {
 
 typedef enum file_kind {
     FILE_PAGE,
+    FILE_STATE,
     FILE_SESSION,
     FILE_TEMP,
     FILE_TRASH,
@@ -39,12 +40,12 @@ typedef enum file_kind {
 typedef struct file_entry {
     int64_t mtime_ns;
     uint64_t bytes;
-    mx_hash256 id;    /* pages and sessions */
+    mx_hash256 id;    /* pages, states and sessions */
     uint8_t kind;
     uint16_t root;    /* index into roots */
     bool is_gone;
     char *name;       /* the others; owned */
-    char folder[16];  /* "pages/xx", "sessions", ... */
+    char folder[16];  /* "pages/xx", "states/xx", "sessions", ... */
 } file_entry;
 
 typedef struct sweep {
@@ -108,6 +109,12 @@ static bool for_each(sweep *s, int dir, visit_fn *visit, void *arg)
     return is_whole;
 }
 
+/* Has a name that is an identity. */
+static bool is_stored(const file_entry *e)
+{
+    return e->kind == FILE_PAGE || e->kind == FILE_STATE || e->kind == FILE_SESSION;
+}
+
 typedef struct place {
     uint16_t root;
     const char *folder; /* "pages/xx" */
@@ -141,7 +148,7 @@ static void add_file(sweep *s, int dir, const char *name, const place *p, file_k
                     .kind = (uint8_t)kind,
                     .root = p->root};
     snprintf(e.folder, sizeof e.folder, "%s", p->folder);
-    if (kind == FILE_PAGE || kind == FILE_SESSION) {
+    if (is_stored(&e)) {
         if (!mx_hash256_from_hex(&e.id, name, 64)) {
             return;
         }
@@ -198,7 +205,7 @@ static void visit_xx(sweep *s, int dir, const char *name, void *arg)
     }
     place p = *(const place *)arg;
     char folder[16];
-    snprintf(folder, sizeof folder, "pages/%.2s", name);
+    snprintf(folder, sizeof folder, "%s/%.2s", p.folder, name);
     p.folder = folder;
     walk_files(s, dir, name, &p);
 }
@@ -229,13 +236,17 @@ static void visit_root(sweep *s, int dir, const char *name, void *arg)
     if (strcmp(name, s->f->root_hex) == 0) {
         s->own_root = root;
     }
-    place page = {root, "pages", FILE_PAGE, ".page"};
-    int pages = mx_cold_open_dir(s->f->ops, fd, "pages", false, &err, &eb);
-    if (pages >= 0) {
-        if (!for_each(s, pages, visit_xx, &page)) {
-            s->err = MX_E_IO;
+    const place objects[] = {{root, "pages", FILE_PAGE, ".page"},
+                             {root, "states", FILE_STATE, ".state"}};
+    for (size_t i = 0; i < MX_COUNT(objects); i++) {
+        place p = objects[i];
+        int dir_fd = mx_cold_open_dir(s->f->ops, fd, p.folder, false, &err, &eb);
+        if (dir_fd >= 0) {
+            if (!for_each(s, dir_fd, visit_xx, &p)) {
+                s->err = MX_E_IO;
+            }
+            close(dir_fd);
         }
-        close(pages);
     }
     walk_files(s, fd, "sessions", &(place){root, "sessions", FILE_SESSION, ".session"});
     walk_files(s, fd, "trash", &(place){root, "trash", FILE_TRASH, NULL});
@@ -255,15 +266,18 @@ static int open_folder(const sweep *s, int root_fd, const char *folder)
 {
     mx_err err;
     mx_errbuf eb;
-    if (strncmp(folder, "pages/", 6) != 0) {
+    const char *slash = strchr(folder, '/');
+    if (slash == NULL) {
         return mx_cold_open_dir(s->f->ops, root_fd, folder, false, &err, &eb);
     }
-    int pages = mx_cold_open_dir(s->f->ops, root_fd, "pages", false, &err, &eb);
-    if (pages < 0) {
+    char objects[16];
+    snprintf(objects, sizeof objects, "%.*s", (int)(slash - folder), folder);
+    int above = mx_cold_open_dir(s->f->ops, root_fd, objects, false, &err, &eb);
+    if (above < 0) {
         return -1;
     }
-    int fd = mx_cold_open_dir(s->f->ops, pages, folder + 6, false, &err, &eb);
-    close(pages);
+    int fd = mx_cold_open_dir(s->f->ops, above, slash + 1, false, &err, &eb);
+    close(above);
     return fd;
 }
 
@@ -275,7 +289,10 @@ static void file_name(const file_entry *e, char name[300])
     }
     char hex[65];
     mx_hash256_hex(&e->id, hex);
-    snprintf(name, 300, "%s.%s", hex, e->kind == FILE_PAGE ? "page" : "session");
+    snprintf(name, 300, "%s.%s", hex,
+             e->kind == FILE_PAGE    ? "page"
+             : e->kind == FILE_STATE ? "state"
+                                     : "session");
 }
 
 static int64_t age_s(const sweep *s, int64_t mtime_s)
@@ -320,7 +337,7 @@ static bool delete_file(sweep *s, file_entry *e)
     if (dir >= 0) {
         mx_log(MX_LOG_DEBUG, "cold: deleting file=%s/%s bytes=%llu", e->folder, name,
                (unsigned long long)e->bytes);
-        is_deleted = e->kind == FILE_PAGE || e->kind == FILE_SESSION
+        is_deleted = is_stored(e)
                          ? through_trash(s, root_fd, dir, name)
                          : s->f->ops->unlink(dir, name, 0) == 0;
         close(dir);
@@ -334,7 +351,7 @@ static bool delete_file(sweep *s, file_entry *e)
     e->is_gone = true;
     s->total_files--;
     s->total_bytes -= e->bytes;
-    if (e->root == s->own_root && e->kind == FILE_PAGE) {
+    if (e->root == s->own_root && (e->kind == FILE_PAGE || e->kind == FILE_STATE)) {
         mx_cold_index_remove(c->index, &e->id);
         mx_gone_add(c->gone, &e->id);
     } else if (e->root == s->own_root && e->kind == FILE_SESSION) {
@@ -430,6 +447,18 @@ static bool is_extended(sweep *s, const mx_cold_partial *partial)
     return false;
 }
 
+/* A state that can never be reached: the page before the one that it stands in is gone. (Where only
+ * that one is gone, the state is as old and will not stay long.) */
+static bool is_orphan(sweep *s, const file_entry *e)
+{
+    mx_disk_page state;
+    mx_cold_want want = {.object = MX_COLD_STATE, .id = e->id};
+    return s->f->states_fd >= 0
+           && mx_cold_load_page(s->c, s->f, &want, s->c->sweeper_head, NULL, &state) == MX_OK
+           && state.first_position > 0
+           && !mx_cold_page_exists(s->c, s->f, &state.parent, MX_PAGE_TOKENS);
+}
+
 static void mark_superfluous(sweep *s, bool *marked)
 {
     mx_cold_partial *partials;
@@ -446,8 +475,11 @@ static void mark_superfluous(sweep *s, bool *marked)
     }
     for (size_t i = 0; i < s->n_files; i++) {
         const file_entry *e = &s->files[i];
-        if (e->root != s->own_root || (e->kind != FILE_PAGE && e->kind != FILE_SESSION)
-            || !is_old_enough(s, e)) {
+        if (e->root != s->own_root || !is_stored(e) || !is_old_enough(s, e)) {
+            continue;
+        }
+        if (e->kind == FILE_STATE) {
+            marked[i] = is_orphan(s, e);
             continue;
         }
         /* A manifest has the name of its last page: it goes with a partial one. */
@@ -473,8 +505,7 @@ static void mark_over_budget(const sweep *s, bool *marked, uint64_t limit)
     }
     for (size_t i = 0; i < s->n_files && left > low; i++) {
         const file_entry *e = &s->files[i];
-        if (!e->is_gone && (e->kind == FILE_PAGE || e->kind == FILE_SESSION)
-            && is_old_enough(s, e)) {
+        if (!e->is_gone && !marked[i] && is_stored(e) && is_old_enough(s, e)) {
             marked[i] = true;
             left -= e->bytes;
         }
@@ -551,13 +582,16 @@ static bool is_page_size(const mx_cold *c, uint64_t bytes)
     return false;
 }
 
-static void index_pages(sweep *s)
+static void index_objects(sweep *s)
 {
     mx_cold *c = s->c;
     for (size_t i = 0; i < s->n_files; i++) {
         const file_entry *e = &s->files[i];
-        if (e->kind == FILE_PAGE && e->root == s->own_root && is_page_size(c, e->bytes)
-            && mx_cold_index_add(c->index, &e->id, false) != MX_OK) {
+        bool is_right = e->kind == FILE_PAGE ? is_page_size(c, e->bytes)
+                                             : e->kind == FILE_STATE
+                                                   && e->bytes == MX_DISK_PAYLOAD_AT
+                                                                      + c->shape.state_bytes;
+        if (is_right && e->root == s->own_root && mx_cold_index_add(c->index, &e->id, false) != MX_OK) {
             s->err = MX_E_NOMEM;
         }
     }
@@ -610,7 +644,7 @@ static void run(sweep *s)
     if (!for_each(s, s->f->v1_fd, visit_root, NULL)) {
         s->err = MX_E_IO;
     }
-    index_pages(s);
+    index_objects(s);
     bool is_whole = s->err == MX_OK && !atomic_load(&c->is_stopping);
     if (is_whole) {
         mx_cold_index_scan_end(c->index);

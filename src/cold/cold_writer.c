@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
@@ -86,26 +87,36 @@ static void make_way(mx_cold *c, int dir, const char *name, mode_t type)
     }
 }
 
-/* ---- pages ----------------------------------------------------------------------------------- */
+/* ---- pages and states ------------------------------------------------------------------------ */
 
-static mx_err note_page(mx_cold *c, const mx_cold_job *job)
+static mx_cold_object object_of(const mx_cold_job *job)
+{
+    return job->kind == MX_COLD_WRITE_STATE ? MX_COLD_STATE : MX_COLD_PAGE;
+}
+
+static mx_err note_object(mx_cold *c, const mx_cold_job *job)
 {
     MX_TRY(mx_cold_index_add(c->index, &job->page_id, true));
+    if (object_of(job) == MX_COLD_STATE) {
+        return MX_OK; /* it is found by its name */
+    }
     return mx_cold_index_link(c->index, &job->page_id, &job->parent_id, (uint32_t)job->n_tokens,
                               job->tokens);
 }
 
-/* A page that is there is not written again: touched first, so that whoever is about to delete it
+/* One that is there is not written again: touched first, so that whoever is about to delete it
  * sees that, then looked at. MX_E_NOT_FOUND = write it. */
-static mx_err reuse_page(mx_cold *c, const mx_cold_job *job, int dir, const char *name,
-                         mx_errbuf *eb)
+static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const char *name,
+                           mx_errbuf *eb)
 {
     mx_cold_folder *f = &c->writer_folder;
+    bool is_state = object_of(job) == MX_COLD_STATE;
     mx_err err = mx_cold_touch(f, dir, name, mx_cold_wall_ns());
     if (err != MX_OK) {
         return err == MX_E_NOT_FOUND ? err : mx_fail(eb, err, "cannot touch a page");
     }
-    if (!mx_cold_page_exists(c, f, &job->page_id, (uint32_t)job->n_tokens)) {
+    if (is_state ? !mx_cold_state_exists(c, f, &job->page_id)
+                 : !mx_cold_page_exists(c, f, &job->page_id, (uint32_t)job->n_tokens)) {
         return MX_E_NOT_FOUND; /* or bad: then what is written goes over it */
     }
     if (!mx_cold_index_is_synced(c->index, &job->page_id) && f->ops->fsync(dir) != 0) {
@@ -113,33 +124,20 @@ static mx_err reuse_page(mx_cold *c, const mx_cold_job *job, int dir, const char
         return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
     }
     pthread_mutex_lock(&c->lock);
-    c->stats.pages_skipped++;
-    c->stats.bytes_skipped +=
-        MX_DISK_PAYLOAD_AT + mx_disk_payload_bytes(&c->shape, (uint32_t)job->n_tokens);
+    c->stats.pages_skipped += !is_state;
+    c->stats.bytes_skipped += MX_DISK_PAYLOAD_AT + mx_cold_object_bytes(c, object_of(job),
+                                                                        (uint32_t)job->n_tokens);
     pthread_mutex_unlock(&c->lock);
     return MX_OK;
 }
 
-static mx_err write_new_page(mx_cold *c, mx_cold_job *job, int dir, const char *name,
-                             mx_errbuf *eb)
+static mx_err write_payload(mx_cold *c, const mx_cold_job *job, const uint8_t *payload,
+                            size_t bytes, int dir, const char *name, mx_errbuf *eb)
 {
     mx_cold_folder *f = &c->writer_folder;
     uint32_t n = (uint32_t)job->n_tokens;
-    size_t bytes = mx_disk_payload_bytes(&c->shape, n);
-    MX_TRY(check_room(c, bytes + MX_DISK_PAYLOAD_AT, eb));
-    /* A copy, for a page of RAM must not depend on how long the disk takes (and it holds its whole
-     * chain). */
-    if (!mx_cold_claim(c, job, 0)) {
-        return MX_E_CANCELLED;
-    }
-    if (n < MX_PAGE_TOKENS) {
-        mx_page_pack_rows(&c->shape, c->writer_rows, job->payload, n);
-    } else {
-        memcpy(c->writer_rows, job->payload, bytes);
-    }
-    mx_cold_unclaim(c, job);
-    const uint8_t *payload = c->writer_rows;
-    mx_disk_page page = {.root = job->root,
+    mx_disk_page page = {.is_state = object_of(job) == MX_COLD_STATE,
+                         .root = job->root,
                          .own = job->page_id,
                          .parent = job->parent_id,
                          .n_tokens = n,
@@ -151,48 +149,83 @@ static mx_err write_new_page(mx_cold *c, mx_cold_job *job, int dir, const char *
     mx_disk_page_encode(&page, c->writer_head);
     struct iovec iov[2] = {{c->writer_head, MX_DISK_PAYLOAD_AT},
                            {(void *)(uintptr_t)payload, bytes}};
-    MX_TRY(mx_cold_write_file(f, dir, name, iov, 2, eb));
+    return mx_cold_write_file(f, dir, name, iov, 2, eb);
+}
+
+static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char *name,
+                               mx_errbuf *eb)
+{
+    uint32_t n = (uint32_t)job->n_tokens;
+    bool is_state = object_of(job) == MX_COLD_STATE;
+    size_t bytes = mx_cold_object_bytes(c, object_of(job), n);
+    MX_TRY(check_room(c, bytes + MX_DISK_PAYLOAD_AT, eb));
+    if (!mx_cold_claim(c, job, 0)) {
+        return MX_E_CANCELLED;
+    }
+    mx_err err;
+    if (is_state) {
+        /* As large as it is, it is not copied; it holds nothing but itself. */
+        err = write_payload(c, job, job->payload, bytes, dir, name, eb);
+        mx_cold_unclaim(c, job);
+    } else {
+        /* A copy, for a page of RAM must not depend on how long the disk takes (and it holds its
+         * whole chain). */
+        if (n < MX_PAGE_TOKENS) {
+            mx_page_pack_rows(&c->shape, c->writer_rows, job->payload, n);
+        } else {
+            memcpy(c->writer_rows, job->payload, bytes);
+        }
+        mx_cold_unclaim(c, job);
+        err = write_payload(c, job, c->writer_rows, bytes, dir, name, eb);
+    }
+    MX_TRY(err);
     mx_cold_index_set_good(c->index, &job->page_id);
     mx_cold_account(c, 1, (int64_t)(bytes + MX_DISK_PAYLOAD_AT));
     pthread_mutex_lock(&c->lock);
-    c->stats.pages_written++;
+    c->stats.pages_written += !is_state;
+    c->stats.states_written += is_state;
     c->stats.bytes_written += bytes + MX_DISK_PAYLOAD_AT;
     pthread_mutex_unlock(&c->lock);
     return MX_OK;
 }
 
-static bool is_valid_page(const mx_cold_job *job)
+static bool is_valid_object(const mx_cold *c, const mx_cold_job *job)
 {
-    if (job->n_tokens < 1 || job->n_tokens > MX_PAGE_TOKENS || job->payload == NULL) {
+    uint32_t n = (uint32_t)job->n_tokens;
+    bool is_state = object_of(job) == MX_COLD_STATE;
+    if (job->n_tokens < 1 || job->n_tokens > MX_PAGE_TOKENS || job->payload == NULL
+        || (is_state && c->shape.state_bytes == 0)) {
         return false;
     }
-    mx_hash256 id = mx_page_identity(&job->root, &job->parent_id, job->tokens,
-                                     (uint32_t)job->n_tokens);
+    mx_hash256 id = is_state ? mx_cold_state_identity(&job->root, &job->parent_id, job->first_page,
+                                                      job->tokens, n)
+                             : mx_page_identity(&job->root, &job->parent_id, job->tokens, n);
     return mx_hash256_eq(&id, &job->page_id);
 }
 
-static mx_err write_page(mx_cold *c, mx_cold_job *job, mx_errbuf *eb)
+static mx_err write_object(mx_cold *c, mx_cold_job *job, mx_errbuf *eb)
 {
     mx_cold_folder *f = &c->writer_folder;
     MX_TRY(ready(c, eb));
     char xx[3], name[MX_COLD_NAME_CAP];
     mx_err err;
-    mx_cold_page_name(&job->page_id, xx, name);
-    make_way(c, f->pages_fd, xx, S_IFDIR);
-    int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, true, &err, eb);
+    int objects = mx_cold_objects_fd(f, object_of(job));
+    mx_cold_object_name(object_of(job), &job->page_id, xx, name);
+    make_way(c, objects, xx, S_IFDIR);
+    int dir = mx_cold_open_dir(f->ops, objects, xx, true, &err, eb);
     if (dir < 0) {
         return err;
     }
     f->is_renamed_unsynced = false;
-    err = reuse_page(c, job, dir, name, eb);
+    err = reuse_object(c, job, dir, name, eb);
     if (err == MX_E_NOT_FOUND) {
-        err = write_new_page(c, job, dir, name, eb);
+        err = write_new_object(c, job, dir, name, eb);
     }
     if (f->is_renamed_unsynced) {
         mx_cold_index_taint(c->index, &job->page_id);
     }
     close(dir);
-    return err == MX_OK ? note_page(c, job) : err;
+    return err == MX_OK ? note_object(c, job) : err;
 }
 
 /* ---- manifests ------------------------------------------------------------------------------- */
@@ -226,7 +259,7 @@ static mx_err sync_pages(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
         if (!is_synced[id->b[0]]) {
             char xx[3], name[MX_COLD_NAME_CAP];
             mx_err err;
-            mx_cold_page_name(id, xx, name);
+            mx_cold_object_name(MX_COLD_PAGE, id, xx, name);
             int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, eb);
             if (dir < 0) {
                 return err;
@@ -270,6 +303,48 @@ static bool is_valid_session(const mx_cold_job *job)
            && job->entry_kind <= MX_DISK_ENTRY_TURN;
 }
 
+static bool is_state_durable(mx_cold *c, const mx_hash256 *id)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    if (!mx_cold_state_exists(c, f, id) || mx_cold_index_is_tainted(c->index, id)) {
+        return false;
+    }
+    if (mx_cold_index_is_synced(c->index, id)) {
+        return true;
+    }
+    /* Another process wrote it, or an earlier one of ours. */
+    char xx[3], name[MX_COLD_NAME_CAP];
+    mx_err err;
+    mx_cold_object_name(MX_COLD_STATE, id, xx, name);
+    int dir = mx_cold_open_dir(f->ops, f->states_fd, xx, false, &err, NULL);
+    bool is_synced = dir >= 0 && f->ops->fsync(dir) == 0;
+    if (dir >= 0) {
+        close(dir);
+        if (!is_synced) {
+            mx_cold_index_taint(c->index, id);
+        }
+    }
+    return is_synced && mx_cold_index_add(c->index, id, true) == MX_OK;
+}
+
+/* The states of the job that are in the folder, at most as many as a manifest may name: of too many
+ * the last ones, from which more can be resumed. *ids is the caller's to mx_free. */
+static mx_err list_states(mx_cold *c, const mx_cold_job *job, mx_hash256 **ids, uint32_t *n)
+{
+    *n = 0;
+    *ids = mx_alloc(job->n_states * sizeof **ids);
+    if (*ids == NULL) {
+        return MX_E_NOMEM;
+    }
+    size_t first = job->n_states > job->n_pages ? job->n_states - job->n_pages : 0;
+    for (size_t i = first; i < job->n_states; i++) {
+        if (is_state_durable(c, &job->state_ids[i])) {
+            (*ids)[(*n)++] = job->state_ids[i];
+        }
+    }
+    return MX_OK;
+}
+
 static mx_err put_manifest(mx_cold *c, const mx_disk_manifest *m, mx_errbuf *eb)
 {
     mx_cold_folder *f = &c->writer_folder;
@@ -293,11 +368,22 @@ static mx_err put_manifest(mx_cold *c, const mx_disk_manifest *m, mx_errbuf *eb)
     return err;
 }
 
+/* Pages that are missing; a state that is missing is no more than a longer way back. */
+static size_t touch_all(mx_cold *c, const mx_cold_job *job)
+{
+    int64_t now = mx_cold_wall_ns();
+    for (size_t i = 0; i < job->n_states; i++) {
+        (void)mx_cold_touch_state(c, &c->writer_folder, &job->state_ids[i],
+                                  job->state_positions[i], now);
+    }
+    return mx_cold_touch_chain(c, &c->writer_folder, job->page_ids, job->n_pages, now);
+}
+
 /* The same point again: all that is new is its age. Written anew, each repetition of a prompt would
  * cost two fsyncs and a file; a new age for each page at every repetition would still wear the disk.
  * An age needs to be right to a fraction of the time after which a file may be deleted. False: it is
  * not there (any more). */
-static bool is_session_kept(mx_cold *c, const mx_cold_job *job)
+static bool is_session_kept(mx_cold *c, const mx_cold_job *job, uint32_t n_states)
 {
     enum { REFRESH_S = 60 };
     mx_cold_folder *f = &c->writer_folder;
@@ -308,14 +394,14 @@ static bool is_session_kept(mx_cold *c, const mx_cold_job *job)
     mx_cold_session_name(last, name);
     if (!mx_cold_index_is_durable(c->index, last, job->entry_kind, &touched_us)
         || fstatat(f->sessions_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)
-        || (uint64_t)st.st_size != MX_DISK_MANIFEST_HEADER_BYTES + 32 * job->n_pages
+        || (uint64_t)st.st_size != MX_DISK_MANIFEST_HEADER_BYTES + 32 * (job->n_pages + n_states)
         || count_missing(c, job) > 0) {
         return false;
     }
     int64_t refresh_s = c->tuning.delete_age_s / 10;
     refresh_s = refresh_s < REFRESH_S ? refresh_s : REFRESH_S;
     if (now - touched_us >= (uint64_t)refresh_s * 1000000) {
-        if (mx_cold_touch_chain(c, f, job->page_ids, job->n_pages) > 0
+        if (touch_all(c, job) > 0
             || mx_cold_touch(f, f->sessions_fd, name, mx_cold_wall_ns()) == MX_E_NOT_FOUND) {
             return false;
         }
@@ -327,15 +413,14 @@ static bool is_session_kept(mx_cold *c, const mx_cold_job *job)
     return true;
 }
 
-static mx_err write_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
+static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256 *state_ids,
+                            uint32_t n_states, mx_errbuf *eb)
 {
-    MX_TRY(ready(c, eb));
-    if (is_session_kept(c, job)) {
+    if (is_session_kept(c, job, n_states)) {
         return MX_OK;
     }
     uint64_t touched_us = mx_now_us();
-    if (mx_cold_touch_chain(c, &c->writer_folder, job->page_ids, job->n_pages) > 0
-        || count_missing(c, job) > 0) {
+    if (touch_all(c, job) > 0 || count_missing(c, job) > 0) {
         return MX_E_NOT_FOUND;
     }
     MX_TRY(sync_pages(c, job, eb));
@@ -345,6 +430,8 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
                           .n_tokens = job->n_session_tokens,
                           .n_pages = (uint32_t)job->n_pages,
                           .page_ids = job->page_ids,
+                          .n_states = n_states,
+                          .state_ids = state_ids,
                           .created_s = (uint64_t)mx_wall_s()};
     MX_TRY(put_manifest(c, &m, eb));
     MX_TRY(mx_cold_learn_manifest(c, &m));
@@ -358,10 +445,21 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
     pthread_mutex_unlock(&c->lock);
     char hex[65];
     mx_hash256_hex(&job->session_id, hex);
-    mx_log(MX_LOG_INFO, "durable session=%.16s kind=%s tokens=%zu pages=%zu", hex,
+    mx_log(MX_LOG_INFO, "durable session=%.16s kind=%s tokens=%zu pages=%zu states=%u", hex,
            job->entry_kind == MX_DISK_ENTRY_TURN ? "turn" : "prompt", job->n_session_tokens,
-           job->n_pages);
+           job->n_pages, n_states);
     return MX_OK;
+}
+
+static mx_err store_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
+{
+    MX_TRY(ready(c, eb));
+    mx_hash256 *state_ids;
+    uint32_t n_states;
+    MX_TRY(list_states(c, job, &state_ids, &n_states));
+    mx_err err = write_session(c, job, state_ids, n_states, eb);
+    mx_free(state_ids);
+    return err;
 }
 
 /* ---- a job ----------------------------------------------------------------------------------- */
@@ -371,16 +469,16 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
     uint64_t start = mx_now_us();
     mx_errbuf eb = {{0}};
     mx_err err;
-    bool is_page = job->kind == MX_COLD_WRITE_PAGE;
-    if (!(is_page ? is_valid_page(job) : is_valid_session(job))) {
+    bool is_object = job->kind != MX_COLD_WRITE_SESSION;
+    if (!(is_object ? is_valid_object(c, job) : is_valid_session(job))) {
         err = MX_E_INVALID;
     } else if (!mx_cold_claim(c, job, SIZE_MAX)) {
         err = MX_E_CANCELLED;
     } else if (!mx_cold_may_write(c)
-               || (is_page && mx_cold_index_is_tainted(c->index, &job->page_id))) {
+               || (is_object && mx_cold_index_is_tainted(c->index, &job->page_id))) {
         err = MX_E_IO;
     } else {
-        err = is_page ? write_page(c, job, &eb) : write_session(c, job, &eb);
+        err = is_object ? write_object(c, job, &eb) : store_session(c, job, &eb);
         /* Codes with a text come from the folder; those without are our own business. */
         if (err == MX_OK) {
             mx_cold_worked(c, MX_COLD_WRITING);

@@ -30,9 +30,19 @@
 
 #define HELP __attribute__((unused)) static
 
+/* A test that defines this has conversations with a recurrent state: with a boundary after every
+ * TALK_SPACING tokens and at the end. What is restored then ends at one of them. */
+#ifndef HELP_STATE_BYTES
+#define HELP_STATE_BYTES 0
+#endif
+
 /* Pages of 4 KiB. */
-static const mx_kv_shape tiny = {.n_layers = 2, .n_kv_heads = 1, .head_dim = 8, .type = MX_KV_F16};
-enum { TINY_BYTES = 4096, MAX_PAGES = 64 };
+static const mx_kv_shape tiny = {.n_layers = 2,
+                                 .n_kv_heads = 1,
+                                 .head_dim = 8,
+                                 .type = MX_KV_F16,
+                                 .state_bytes = HELP_STATE_BYTES};
+enum { TINY_BYTES = 4096, MAX_PAGES = 64, TALK_SPACING = 100 };
 
 HELP uint64_t help_random(uint64_t *state)
 {
@@ -196,6 +206,30 @@ HELP void talk_payload(const talk *t, size_t page, uint32_t n_rows, uint8_t payl
     }
 }
 
+/* The state after the first n tokens: a function of all of them. */
+HELP void talk_state(const talk *t, size_t n, uint8_t state[HELP_STATE_BYTES + 1])
+{
+    mx_hash256 h = mx_sha256_of(t->tokens, n * sizeof t->tokens[0]);
+    uint64_t seed = mx_get_le64(h.b);
+    for (size_t i = 0; i + 1 < HELP_STATE_BYTES + 1; i++) {
+        state[i] = (uint8_t)help_random(&seed);
+    }
+}
+
+HELP mx_hash256 talk_state_id(const talk *t, size_t n)
+{
+    size_t page = (n - 1) / MX_PAGE_TOKENS;
+    mx_hash256 parent = talk_parent(t, page);
+    return mx_cold_state_identity(&t->root, &parent, page, t->tokens + page * MX_PAGE_TOKENS,
+                                  (uint32_t)(n - page * MX_PAGE_TOKENS));
+}
+
+/* The greatest boundary within the first n tokens of a conversation that was written as it is. */
+HELP size_t talk_boundary(const talk *t, size_t n)
+{
+    return n >= t->n ? t->n : n / TALK_SPACING * TALK_SPACING;
+}
+
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
 static sem_t help_sem;
@@ -279,8 +313,37 @@ HELP mx_err help_write_page(mx_cold *c, const talk *t, size_t page)
     return help_run(c, &job);
 }
 
+/* Writes the state after the first n tokens. */
+HELP mx_err help_write_state(mx_cold *c, const talk *t, size_t n)
+{
+    uint8_t state[HELP_STATE_BYTES + 1];
+    size_t page = (n - 1) / MX_PAGE_TOKENS;
+    talk_state(t, n, state);
+    mx_cold_job job = {.kind = MX_COLD_WRITE_STATE,
+                       .root = t->root,
+                       .parent_id = talk_parent(t, page),
+                       .first_page = page,
+                       .tokens = t->tokens + page * MX_PAGE_TOKENS,
+                       .n_tokens = n - page * MX_PAGE_TOKENS,
+                       .payload = state,
+                       .page_id = talk_state_id(t, n)};
+    return help_run(c, &job);
+}
+
+/* With all states that the conversation can have; those that are not there are left out. */
 HELP mx_err help_write_session(mx_cold *c, const talk *t)
 {
+    mx_hash256 states[MAX_PAGES];
+    uint64_t positions[MAX_PAGES];
+    size_t n_states = 0;
+    for (size_t n = TALK_SPACING; HELP_STATE_BYTES > 0 && n < t->n; n += TALK_SPACING) {
+        positions[n_states] = n;
+        states[n_states++] = talk_state_id(t, n);
+    }
+    if (HELP_STATE_BYTES > 0) {
+        positions[n_states] = t->n;
+        states[n_states++] = talk_state_id(t, t->n);
+    }
     mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION,
                        .root = t->root,
                        .parent_id = t->root,
@@ -288,6 +351,9 @@ HELP mx_err help_write_session(mx_cold *c, const talk *t)
                        .n_pages = t->n_ids,
                        .n_session_tokens = t->n,
                        .entry_kind = 1,
+                       .state_ids = states,
+                       .state_positions = positions,
+                       .n_states = n_states,
                        .session_id = t->ids[0]};
     return help_run(c, &job);
 }
@@ -299,6 +365,14 @@ HELP mx_err help_write_talk(mx_cold *c, const talk *t)
     for (size_t i = 0; i < t->n_ids; i++) {
         if (!mx_cold_has_page(c, &t->ids[i])) {
             mx_err err = help_write_page(c, t, i);
+            first = first == MX_OK ? err : first;
+        }
+    }
+    for (size_t n = 0; HELP_STATE_BYTES > 0 && n < t->n;) {
+        n = n + TALK_SPACING < t->n ? n + TALK_SPACING : t->n;
+        mx_hash256 id = talk_state_id(t, n);
+        if (!mx_cold_has_page(c, &id)) {
+            mx_err err = help_write_state(c, t, n);
             first = first == MX_OK ? err : first;
         }
     }
@@ -314,10 +388,13 @@ HELP size_t help_read_talk(mx_cold *c, const talk *t, size_t n)
                        .root = t->root,
                        .parent_id = t->root,
                        .tokens = t->tokens,
-                       .n_tokens = n};
+                       .n_tokens = n,
+                       .chain = HELP_STATE_BYTES > 0 ? t->tokens : NULL};
     if (help_run(c, &job) != MX_OK) {
         return 0;
     }
+    uint8_t got_state[HELP_STATE_BYTES + 1], want_state[HELP_STATE_BYTES + 1];
+    job.state_payload = got_state;
     size_t n_pages = job.n_full + (job.tail_rows > 0);
     assert_true(n_pages <= MAX_PAGES);
     assert_true(job.n_full * MX_PAGE_TOKENS + job.tail_rows <= n);
@@ -341,6 +418,14 @@ HELP size_t help_read_talk(mx_cold *c, const talk *t, size_t n)
             talk_payload(t, i, rows, want);
             assert_memory_equal(payloads[i], want, TINY_BYTES);
             gained += rows;
+        }
+        if (HELP_STATE_BYTES > 0) {
+            assert_true(job.state_at <= gained);
+            gained = job.state_at;
+            if (gained > 0) {
+                talk_state(t, gained, want_state);
+                assert_memory_equal(got_state, want_state, HELP_STATE_BYTES);
+            }
         }
     }
     mx_free(memory);

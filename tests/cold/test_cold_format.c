@@ -14,6 +14,9 @@ static const char golden_page[] =
 static const char golden_manifest[] =
     "78fc2443aeb420ecc3c01b2c849d825cc4b3f6abbfe1bc31230d36ec44a291a2";
 
+static const char golden_state[] =
+    "d4c1ce2533f6ea8249274ef9178c2c1301a8c638362c18fc39f788489426da3a";
+
 static mx_hash256 filled(uint8_t value)
 {
     mx_hash256 h;
@@ -104,6 +107,51 @@ static void test_page_bytes(void **arg)
     got[4100] ^= 0x40;
     assert_int_equal(mx_disk_page_verify(&back, got + 4096, 192, &eb), MX_E_CORRUPT);
     assert_string_equal(eb.text, "payload checksum");
+}
+
+/* The same page's position as a state: kind, presence and identity differ. */
+static void test_state_bytes(void **arg)
+{
+    (void)arg;
+    uint8_t payload[192], page[4096], got[4096 + 192], hashed[96] = {0};
+    for (size_t i = 0; i < sizeof payload; i++) {
+        payload[i] = (uint8_t)i;
+    }
+    mx_disk_page p = example(payload);
+    mx_disk_page_encode(&p, page);
+    memcpy(hashed, "mtplx state v1", 14);
+    memset(hashed + 16, 0x11, 32);     /* root */
+    memcpy(hashed + 48, p.own.b, 32);  /* the page that ends here */
+    hashed[80] = 131;                  /* position */
+    hashed[88] = 4;                    /* presence */
+    mx_hash256 own = mx_sha256_of(hashed, sizeof hashed);
+    p.own = mx_cold_state_identity(&p.root, &p.parent, 2, p.tokens, 3);
+    assert_memory_equal(&p.own, &own, sizeof own);
+    p.is_state = true;
+    mx_disk_page_encode(&p, got);
+    memcpy(got + 4096, payload, sizeof payload);
+    memcpy(page + 64, own.b, 32);
+    page[128] = 2;                     /* kind */
+    page[136] = 4;                     /* presence */
+    put_sum(page + 496, page, 496);
+    assert_memory_equal(got, page, sizeof page);
+    check_golden(got, sizeof got, golden_state);
+
+    mx_disk_page back;
+    mx_errbuf eb;
+    assert_int_equal(mx_disk_state_decode(&back, got, sizeof got, &eb), MX_OK);
+    assert_memory_equal(&back, &p, sizeof p);
+    assert_int_equal(mx_disk_page_decode(&back, got, sizeof got, &eb), MX_E_CORRUPT);
+    assert_string_equal(eb.text, "kind"); /* neither passes for the other */
+    p.is_state = false;
+    mx_disk_page_encode(&p, got);
+    assert_int_equal(mx_disk_state_decode(&back, got, sizeof got, &eb), MX_E_CORRUPT);
+    assert_string_equal(eb.text, "kind");
+    p.is_state = true;
+    p.first_position = 192;            /* the position is part of the name */
+    mx_disk_page_encode(&p, got);
+    assert_int_equal(mx_disk_state_decode(&back, got, sizeof got, &eb), MX_E_CORRUPT);
+    assert_string_equal(eb.text, "identity");
 }
 
 /* One example of each error of section 7, in the order of the checks. */
@@ -295,6 +343,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_page_bytes),      cmocka_unit_test(test_page_errors),
+        cmocka_unit_test(test_state_bytes),
         cmocka_unit_test(test_manifest_bytes),  cmocka_unit_test(test_manifest_errors),
         cmocka_unit_test(test_sizes_differ),
     };

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Recurrent states on disk: a restore ends at the greatest boundary whose rows and state are there
+ * and whole, wherever the pages before it are, and whatever became of the files.
+ */
+#define HELP_STATE_BYTES 5003
+#include "cold/cold_help.h"
+
+#include <utime.h>
+
+enum { STATE_FILE_BYTES = 4096 + HELP_STATE_BYTES };
+
+typedef struct state {
+    char dir[256];
+    mx_hash256 root;
+    mx_cold_config cfg;
+    talk talk, other;
+} state;
+
+static int setup(void **arg)
+{
+    state *s = calloc(1, sizeof *s);
+    help_make_folder(s->dir);
+    s->root = help_root(1);
+    s->cfg = help_config(s->dir, &s->root);
+    *arg = s;
+    return 0;
+}
+
+static int teardown(void **arg)
+{
+    state *s = *arg;
+    help_remove_tree(s->dir);
+    free(s);
+    return 0;
+}
+
+static void object_path(const state *s, const char *folder, const mx_hash256 *id,
+                        const char *suffix, char out[700])
+{
+    char root[65], hex[65];
+    mx_hash256_hex(&s->root, root);
+    mx_hash256_hex(id, hex);
+    snprintf(out, 700, "%s/v1/%s/%s/%.2s/%s.%s", s->dir, root, folder, hex, hex, suffix);
+}
+
+static void state_path(const state *s, size_t n, char out[700])
+{
+    mx_hash256 id = talk_state_id(&s->talk, n);
+    object_path(s, "states", &id, "state", out);
+}
+
+static mx_cold *write_talk(state *s, size_t n)
+{
+    talk_make(&s->talk, &s->root, 1, 0, n);
+    mx_cold *c = help_open(&s->cfg);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    return c;
+}
+
+static void test_every_cut(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 7 * 64 + 17);
+    for (size_t n = 0; n <= s->talk.n + 40; n++) {
+        assert_int_equal(help_read_talk(c, &s->talk, n), talk_boundary(&s->talk, n));
+    }
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    assert_int_equal(st.states_written, 5);
+    assert_int_equal(st.pages_written, 8);
+    assert_int_equal(st.quarantined, 0);
+    mx_cold_close(c);
+
+    c = help_open(&s->cfg); /* after a restart, and before and after the scan */
+    assert_int_equal(help_read_talk(c, &s->talk, 300), 300);
+    assert_true(mx_cold_sweep(c, 10000000));
+    for (size_t common = 1; common <= s->talk.n; common += 13) {
+        s->other = s->talk;
+        talk_make(&s->other, &s->root, 99, common, s->talk.n + 64);
+        assert_int_equal(help_read_talk(c, &s->other, s->other.n), talk_boundary(&s->talk, common));
+    }
+    mx_cold_close(c);
+}
+
+/* What another process writes meanwhile is found by its name. */
+static void test_found_without_a_scan(void **arg)
+{
+    state *s = *arg;
+    talk_make(&s->talk, &s->root, 1, 0, 450);
+    mx_cold *mine = help_open(&s->cfg), *other = help_open(&s->cfg);
+    assert_true(mx_cold_sweep(mine, 10000000));
+    assert_int_equal(help_write_talk(other, &s->talk), MX_OK);
+    assert_int_equal(help_read_talk(mine, &s->talk, 500), 450);
+    assert_int_equal(help_read_talk(mine, &s->talk, 449), 400);
+    mx_cold_close(other);
+    mx_cold_close(mine);
+}
+
+/* The first pages are in RAM; the state may stand before their end, or behind more pages. */
+static void test_pages_in_ram(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 450);
+    static const struct { size_t first, n, min, at, n_full, rows; } cases[] = {
+        {5, 450, 0, 450, 2, 2},  /* 320 tokens in RAM, 130 more */
+        {5, 449, 0, 400, 1, 16},
+        {5, 399, 0, 300, 0, 0},  /* all pages are in RAM */
+        {5, 399, 299, 300, 0, 0},
+        {5, 399, 300, 0, 0, 0},  /* RAM has as much */
+        {0, 399, 0, 300, 4, 44}, /* the rest of a whole page is left out */
+        {1, 200, 100, 200, 2, 8},
+        {3, 199, 0, 100, 0, 0},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        size_t from = cases[i].first * MX_PAGE_TOKENS;
+        mx_cold_job job = {.kind = MX_COLD_PROBE,
+                           .root = s->root,
+                           .parent_id = talk_parent(&s->talk, cases[i].first),
+                           .first_page = cases[i].first,
+                           .chain = s->talk.tokens,
+                           .state_min = cases[i].min,
+                           .tokens = s->talk.tokens + from,
+                           .n_tokens = cases[i].n - from};
+        assert_int_equal(help_run(c, &job), MX_OK);
+        if (job.state_at != cases[i].at || job.n_full != cases[i].n_full
+            || job.tail_rows != cases[i].rows) {
+            fail_msg("case %zu: state at %llu, %zu pages, %u rows", i,
+                     (unsigned long long)job.state_at, job.n_full, job.tail_rows);
+        }
+        uint8_t got[HELP_STATE_BYTES], want[HELP_STATE_BYTES + 1];
+        uint8_t *memory = mx_alloc_aligned(4096, 8 * TINY_BYTES), *payloads[8];
+        for (size_t k = 0; k < 8; k++) {
+            payloads[k] = memory + k * TINY_BYTES;
+        }
+        job.kind = MX_COLD_READ;
+        job.payloads = payloads;
+        job.state_payload = got;
+        assert_int_equal(help_run(c, &job), MX_OK);
+        assert_int_equal(job.state_at, cases[i].at);
+        assert_int_equal(job.n_read, cases[i].n_full + (cases[i].rows > 0));
+        if (job.state_at > 0) {
+            talk_state(&s->talk, job.state_at, want);
+            assert_memory_equal(got, want, HELP_STATE_BYTES);
+        }
+        mx_free(memory);
+    }
+    mx_cold_close(c);
+}
+
+/* A state file that is gone, cut short or damaged anywhere costs the way from the boundary before. */
+static void test_damaged_states(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 300);
+    mx_cold_close(c);
+    char path[700];
+    static uint8_t good[STATE_FILE_BYTES], bad[STATE_FILE_BYTES + 1];
+    state_path(s, 200, path);
+    assert_int_equal(help_slurp(path, good, sizeof good), STATE_FILE_BYTES);
+    uint64_t random = 5;
+    for (int i = 0; i < 160; i++) {
+        memcpy(bad, good, sizeof good);
+        size_t n = STATE_FILE_BYTES;
+        size_t at = i < 64 ? (size_t)i * 12 : help_random(&random) % n;
+        if (i % 4 == 3) {
+            n = i % 8 == 3 ? at : n + 1; /* too short, or too long */
+        } else {
+            bad[at] ^= (uint8_t)(1 << (i % 8));
+        }
+        help_spill(path, bad, n);
+        c = help_open(&s->cfg);
+        size_t got = help_read_talk(c, &s->talk, 299); /* compares each byte */
+        bool is_unseen = n == STATE_FILE_BYTES && at >= 24 && at < 32; /* compatible features */
+        if (got != 100 && !(is_unseen && got == 200)) {
+            fail_msg("byte %zu of %zu: restored %zu", at, n, got);
+        }
+        assert_int_equal(help_read_talk(c, &s->talk, 300), 300); /* the next one is whole */
+        mx_cold_close(c);
+    }
+    assert_int_equal(unlink(path) == 0 || errno == ENOENT, 1);
+    c = help_open(&s->cfg);
+    assert_int_equal(help_read_talk(c, &s->talk, 299), 100);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK); /* and it is written again */
+    assert_int_equal(help_read_talk(c, &s->talk, 299), 200);
+    mx_cold_close(c);
+}
+
+/* Found by the probe, bad when read: the read itself goes back, also behind a page that is bad. */
+static void test_bad_when_read(void **arg)
+{
+    state *s = *arg;
+    for (int what = 0; what < 3; what++) {
+        mx_cold *c = write_talk(s, 500);
+        mx_cold_job job = {.kind = MX_COLD_PROBE,
+                           .root = s->root,
+                           .parent_id = s->root,
+                           .chain = s->talk.tokens,
+                           .tokens = s->talk.tokens,
+                           .n_tokens = 500};
+        assert_int_equal(help_run(c, &job), MX_OK);
+        assert_int_equal(job.state_at, 500);
+        char path[700];
+        if (what == 0) {
+            state_path(s, 500, path);
+        } else {
+            object_path(s, "pages", &s->talk.ids[what == 1 ? 4 : 0], "page", path);
+        }
+        uint8_t bytes[10000];
+        size_t n = help_slurp(path, bytes, sizeof bytes);
+        bytes[n - 1] ^= 1;
+        help_spill(path, bytes, n);
+        uint8_t got[HELP_STATE_BYTES], want_state[HELP_STATE_BYTES + 1];
+        uint8_t *memory = mx_alloc_aligned(4096, 8 * TINY_BYTES), *payloads[8];
+        for (size_t k = 0; k < 8; k++) {
+            payloads[k] = memory + k * TINY_BYTES;
+        }
+        job.kind = MX_COLD_READ;
+        job.payloads = payloads;
+        job.state_payload = got;
+        assert_int_equal(help_run(c, &job), MX_OK);
+        size_t want = what == 0 ? 400 : what == 1 ? 200 : 0;
+        assert_int_equal(job.state_at, want);
+        if (want > 0) {
+            talk_state(&s->talk, want, want_state);
+            assert_memory_equal(got, want_state, HELP_STATE_BYTES);
+        }
+        mx_free(memory);
+        mx_cold_stats st;
+        mx_cold_get_stats(c, &st);
+        assert_int_equal(st.quarantined, 1);
+        mx_cold_close(c);
+        help_remove_tree(s->dir);
+    }
+}
+
+/* Another conversation's state under this one's name, with all checksums right. */
+static void test_foreign_state(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 300);
+    s->other = s->talk;
+    talk_make(&s->talk, &s->root, 2, 150, 300);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    mx_cold_close(c);
+    uint8_t bytes[STATE_FILE_BYTES];
+    char path[700];
+    state_path(s, 200, path);
+    help_slurp(path, bytes, sizeof bytes);
+    s->talk = s->other;
+    state_path(s, 200, path);
+    help_spill(path, bytes, sizeof bytes);
+    c = help_open(&s->cfg);
+    assert_int_equal(help_read_talk(c, &s->talk, 299), 100);
+    mx_cold_close(c);
+}
+
+typedef struct listing {
+    size_t n_states;
+    mx_hash256 first;
+} listing;
+
+static void see_manifest(const char *path, void *arg)
+{
+    listing *l = arg;
+    static uint8_t bytes[8192];
+    mx_disk_manifest m;
+    size_t n = help_slurp(path, bytes, sizeof bytes);
+    assert_int_equal(mx_disk_manifest_decode(&m, bytes, n, NULL), MX_OK);
+    l->n_states = m.n_states;
+    l->first = m.state_ids[0];
+}
+
+static void test_manifest_lists_states(void **arg)
+{
+    state *s = *arg;
+    talk_make(&s->talk, &s->root, 1, 0, 450);
+    mx_cold *c = help_open(&s->cfg);
+    for (size_t i = 0; i < s->talk.n_ids; i++) {
+        assert_int_equal(help_write_page(c, &s->talk, i), MX_OK);
+    }
+    assert_int_equal(help_write_state(c, &s->talk, 200), MX_OK);
+    assert_int_equal(help_write_state(c, &s->talk, 450), MX_OK);
+    assert_int_equal(help_write_session(c, &s->talk), MX_OK); /* names five that could be */
+    listing l = {0};
+    assert_int_equal(help_each_file(s->dir, ".session", see_manifest, &l), 1);
+    mx_hash256 id = talk_state_id(&s->talk, 200);
+    assert_int_equal(l.n_states, 2);
+    assert_memory_equal(&l.first, &id, sizeof id);
+    mx_cold_stats before, after;
+    mx_cold_get_stats(c, &before);
+    assert_int_equal(help_write_session(c, &s->talk), MX_OK); /* nothing is new */
+    mx_cold_get_stats(c, &after);
+    assert_int_equal(after.sessions_skipped, before.sessions_skipped + 1);
+    mx_cold_close(c);
+}
+
+static void make_old(const char *path, void *arg)
+{
+    (void)arg;
+    struct utimbuf t = {.actime = time(NULL) - 7200, .modtime = time(NULL) - 7200};
+    assert_int_equal(utime(path, &t), 0);
+}
+
+/* States are files like pages: swept when their pages are gone, counted, taken by the limit. */
+static void test_sweep(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 450);
+    mx_cold_close(c);
+    char path[700];
+    object_path(s, "pages", &s->talk.ids[2], "page", path);
+    assert_int_equal(unlink(path), 0);
+    c = help_open(&s->cfg);
+    assert_true(mx_cold_sweep(c, 10000000));
+    assert_int_equal(help_count(s->dir, ".state"), 5); /* too young to go */
+    help_each_file(s->dir, ".state", make_old, NULL);
+    assert_true(mx_cold_sweep(c, 10000000));
+    assert_int_equal(help_count(s->dir, ".state"), 4); /* that at 200 stands behind page 2 */
+    assert_int_equal(help_read_talk(c, &s->talk, 450), 100);
+    mx_cold_close(c);
+
+    c = write_talk(s, 450);
+    assert_int_equal(help_count(s->dir, ".state"), 5);
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    mx_cold_close(c);
+    s->cfg.max_bytes = 60000; /* of five states and eight pages, together 111 KiB */
+    s->cfg.tuning.delete_age_s = -1;
+    c = help_open(&s->cfg);
+    assert_true(mx_cold_sweep(c, 10000000));
+    mx_cold_get_stats(c, &st);
+    assert_true(st.bytes <= 60000);
+    size_t n = help_read_talk(c, &s->talk, 450);
+    if (n == 0 || n >= 400) { /* leaf first: what is left is a beginning, with its states */
+        fail_msg("%zu tokens are left", n);
+    }
+    mx_cold_close(c);
+}
+
+/* A model without states has no folder for them, and does not touch that of one that has. */
+static void test_models_without_states(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 300);
+    mx_cold_close(c);
+    static const mx_kv_shape plain = {.n_layers = 2, .n_kv_heads = 1, .head_dim = 8,
+                                      .type = MX_KV_F16};
+    mx_hash256 root = help_root(2);
+    mx_cold_config cfg = s->cfg;
+    cfg.root = root;
+    assert_int_equal(mx_cold_open(&c, &plain, &cfg, NULL), MX_OK);
+    talk_make(&s->other, &root, 7, 0, 300);
+    for (size_t i = 0; i < s->other.n_ids; i++) {
+        assert_int_equal(help_write_page(c, &s->other, i), MX_OK);
+    }
+    assert_int_equal(help_write_state(c, &s->other, 100), MX_E_INVALID);
+    assert_true(mx_cold_sweep(c, 10000000));
+    mx_cold_close(c);
+    char path[700], hex[65];
+    mx_hash256_hex(&root, hex);
+    snprintf(path, sizeof path, "%s/v1/%s/states", s->dir, hex);
+    assert_int_not_equal(access(path, F_OK), 0);
+    assert_int_equal(help_count(s->dir, ".state"), 3);
+    uint64_t n_files, n_bytes;
+    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, NULL), MX_OK);
+    assert_int_equal(help_count(s->dir, ""), 0);
+}
+
+int main(void)
+{
+    mx_log_set_level(MX_LOG_ERROR);
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        T(test_every_cut),
+        T(test_found_without_a_scan),
+        T(test_pages_in_ram),
+        T(test_damaged_states),
+        T(test_bad_when_read),
+        T(test_foreign_state),
+        T(test_manifest_lists_states),
+        T(test_sweep),
+        T(test_models_without_states),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
