@@ -119,6 +119,7 @@ struct mx_cold_job {
     uint32_t tail_file_rows;  /* rows stored in it (64 for a full page); 0 = none */
     uint32_t tail_rows;       /* rows of it that match the tokens: 1..64; 0 = none */
     uint64_t read_bytes;      /* payload bytes a READ would touch */
+    uint64_t n_shared;        /* how long the stored rows agree with the prompt, from position 0 */
     /* PROBE out, for people: how what is stored goes on behind the match, */
     int32_t next_tokens[MX_COLD_NEXT_TOKENS]; /* [n_next]; 0 = nothing known does */
     uint32_t n_next;

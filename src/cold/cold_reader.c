@@ -355,7 +355,7 @@ static bool has_first_page(int v1, const mx_hash256 *root, const int32_t *tokens
     char hex[65], path[MX_COLD_NAME_CAP], whole[192];
     struct stat st;
     mx_hash256_hex(root, hex);
-    mx_cold_page_path(&id, path);
+    mx_cold_object_path(MX_COLD_PAGE, &id, path);
     snprintf(whole, sizeof whole, "%s/pages/%s", hex, path);
     return fstatat(v1, whole, &st, AT_SYMLINK_NOFOLLOW) == 0;
 }
@@ -419,6 +419,7 @@ static mx_err run_probe(mx_cold *c, mx_cold_job *job)
     job->read_bytes = (uint64_t)job->n_full * c->page_bytes;
     probe_tail(&ch, job);
     job->is_under_other_model = job->n_full == 0 && is_under_other_root(c, job);
+    job->n_shared = (job->first_page + job->n_full) * MX_PAGE_TOKENS + job->tail_rows;
     return job->chain != NULL ? mx_cold_probe_state(c, job) : MX_OK;
 }
 
@@ -563,6 +564,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
             job->n_full = 0;
             job->tail_rows = job->tail_file_rows = 0;
             job->read_bytes = 0;
+            job->n_shared = job->first_page * MX_PAGE_TOKENS;
             job->n_next = 0;
             job->is_under_other_model = err == MX_E_NOT_FOUND && is_under_other_root(c, job);
         }

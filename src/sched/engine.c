@@ -374,8 +374,11 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
     }
     MX_TRY(mx_kv_pool_create(&e->pool, shape, max_pages, eb));
     /* The last page of the pool stays out of the sum, so that a sequence of the largest size can
-     * still copy the tail it shares with an entry. */
-    e->max_seq_tokens = mx_min_size(e->mc->n_ctx, (max_pages - 1) * MX_PAGE_TOKENS);
+     * still copy the tail it shares with an entry; so do the states before and behind a pass. */
+    size_t n_other = 1 + 2 * mx_kv_pool_state_pages(e->pool);
+    size_t n_most = max_pages > n_other ? max_pages - n_other : 0;
+    e->max_seq_tokens = mx_min_size(e->mc->n_ctx, n_most * MX_PAGE_TOKENS);
+    e->spacing = mx_stop_spacing(shape);
     mx_bank_config bank = e->cfg.bank;
     bank.n_hidden = e->mc->n_embd;
     bank.gone = e->gone = mx_gone_create(GONE_SLOTS); /* without memory for it: no such reasons */

@@ -72,6 +72,10 @@ typedef struct mx_request_params {
     bool ignore_eos;           /* tokens that end a generation are never chosen */
     mx_cache_policy cache;
     const mx_hash256 *salt;    /* isolation, or NULL; copied */
+    /* Positions in the prompt that later prompts are likely to leave it at, ascending: models with a
+     * recurrent state keep a boundary there. Copied; a hint, whatever stands in it. */
+    const uint32_t *marks;     /* [n_marks] */
+    size_t n_marks;
     char id[48];               /* for log lines */
     /* Called by the engine thread when output became available or the request ended. Must not block
      * and must not call back into the engine. */
@@ -134,6 +138,7 @@ typedef struct mx_request_stats {
     bool has_started;
     mx_cache_mode cache_mode;
     mx_restore_kind restore;
+    bool is_approximate;      /* resumed from the state of a later position: not the cold answer */
     size_t n_prompt, n_ram, n_ssd, n_computed; /* prompt tokens by source; sum = n_prompt */
     size_t n_generated;
     uint64_t queue_us, restore_us, prefill_us, decode_us;

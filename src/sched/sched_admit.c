@@ -50,6 +50,15 @@ mx_page *mx_admit_page(mx_engine *e)
     return page;
 }
 
+mx_kvstate *mx_admit_state(mx_engine *e)
+{
+    mx_kvstate *state = mx_kvstate_alloc(e->pool);
+    if (state == NULL && mx_bank_evict(e->bank, mx_kv_pool_state_pages(e->pool)) > 0) {
+        state = mx_kvstate_alloc(e->pool);
+    }
+    return state;
+}
+
 /* ---- following -------------------------------------------------------------------------------- */
 
 /* Tokens at the beginning of both, as far as o's prompt goes. */
@@ -67,8 +76,23 @@ static size_t n_common(const mx_request *r, const mx_request *o)
 static bool can_lead(const mx_request *o, const mx_request *r)
 {
     bool is_on = o->state == MX_RUN_ACTIVE || o->state == MX_RUN_FOLLOWING;
-    return is_on && !o->is_prompt_done && o->params.cache == MX_CACHE_USE &&
+    return is_on && !o->is_prompt_done && mx_request_may_store(o) &&
            mx_hash256_eq(&o->root, &r->root);
+}
+
+/* Where o has to have got to for r to find the *n tokens that they share. */
+static size_t what_to_wait_for(const mx_engine *e, const mx_request *r, const mx_request *o,
+                               size_t *n)
+{
+    if (e->spacing > 0) {
+        /* A boundary, which o makes where it is asked to; at the end of its prompt there is one with
+         * the hidden vector, elsewhere the last token is to be computed again. */
+        *n = *n == o->n_prompt && *n == r->n_tokens ? *n : mx_min_size(*n, r->n_tokens - 1);
+        return *n;
+    }
+    /* The bank has whole pages, and at the end of a prompt the rest. */
+    size_t whole = (*n + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS * MX_PAGE_TOKENS;
+    return mx_min_size(whole, o->n_prompt);
 }
 
 /* r has (or could restore) n_have tokens. True: an older run will soon have more, r gave up its pages
@@ -80,16 +104,14 @@ static bool follow(mx_engine *e, mx_request *r, size_t n_have)
     bool may_read = r->params.cache != MX_CACHE_OFF;
     for (mx_request *o = e->runs; may_read && o != NULL && o != r; o = o->next) {
         size_t n = can_lead(o, r) ? n_common(r, o) : 0;
-        /* The bank has whole pages, and at the end of a prompt the rest. */
-        size_t whole = (n + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS * MX_PAGE_TOKENS;
-        size_t until = mx_min_size(whole, o->n_prompt);
+        size_t until = what_to_wait_for(e, r, o, &n);
         if (n > best && o->seq.n_tokens < until) {
             best = n;
             leader = o;
             r->follow_until = until;
         }
     }
-    if (leader == NULL) {
+    if (leader == NULL || !mx_stop_want(e, leader, r->follow_until)) {
         return false;
     }
     mx_seq_free(&r->seq);
@@ -152,6 +174,7 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
     s->restore_us = now - r->admit_us;
     mx_miss_explain(e, &m, &r->look, s);
     mx_miss_count(e, s);
+    s->is_approximate = r->is_approximate;
     e->live.n_requests++;
     e->live.n_prompt_tokens += r->n_prompt;
     e->live.n_ram_tokens += s->n_ram;
@@ -179,6 +202,7 @@ static void start_from_ram(mx_engine *e, mx_request *r, bool not_worth)
     }
     mx_bank_match m = {0};
     restore_from_ram(e, r, hidden != NULL ? r->n_tokens : r->n_tokens - 1, &m);
+    r->is_approximate = r->is_approximate || m.is_approximate;
     if (hidden != NULL && r->seq.n_tokens == r->n_tokens) {
         r->hidden_at = r->n_tokens;
     } else if (r->seq.n_tokens >= r->n_tokens) {
@@ -218,8 +242,14 @@ static void start(mx_engine *e, mx_request *r)
         return;
     }
     /* Hold the whole pages now: they must not be evicted while the cold tier looks behind them. */
-    mx_bank_match m;
-    restore_from_ram(e, r, r->match.n_full_pages * MX_PAGE_TOKENS, &m);
+    if (e->spacing > 0) {
+        size_t n_most = mx_min_size(r->match.n_shared, r->n_tokens - 1);
+        (void)mx_bank_hold_pages(e->bank, &r->seq, r->tokens, n_most / MX_PAGE_TOKENS);
+        r->n_cold_pages = 0;
+    } else {
+        mx_bank_match m;
+        restore_from_ram(e, r, r->match.n_full_pages * MX_PAGE_TOKENS, &m);
+    }
     if (mx_ticket_probe(e, r)) {
         r->state = MX_RUN_PROBING;
         r->wait_deadline_us = mx_now_us() + MX_PROBE_WAIT_US;
@@ -248,6 +278,10 @@ void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
     size_t n_cold = job->n_full * MX_PAGE_TOKENS + job->tail_rows;
     size_t n_ram_rows = r->match.n_tokens - r->seq.n_tokens; /* in the page that differs */
     mx_miss_look_cold(&r->look, job);
+    if (e->spacing > 0) { /* how far each tier leads is all that counts */
+        n_cold = (size_t)job->state_at;
+        n_ram_rows = r->match.n_tokens;
+    }
     if (job->status != MX_OK || n_cold <= n_ram_rows) {
         mx_admit_without_cold(e, r);
         return;
@@ -268,6 +302,11 @@ void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
 mx_restore_kind mx_admit_cold_kind(const mx_engine *e, const mx_cold_job *job)
 {
     bool has_tail = job->tail_rows > 0 && (job->kind == MX_COLD_PROBE || job->n_read > job->n_full);
+    if (e->spacing > 0) {
+        uint64_t end = (job->first_page + job->n_full) * MX_PAGE_TOKENS + job->tail_rows;
+        bool is_end = has_tail && job->tail_rows == job->tail_file_rows && job->state_at == end;
+        return is_end ? MX_RESTORE_EXACT_PREFIX : MX_RESTORE_BOUNDARY;
+    }
     if (has_tail && job->tail_rows == job->tail_file_rows) {
         return MX_RESTORE_EXACT_PREFIX;
     }
@@ -276,22 +315,15 @@ mx_restore_kind mx_admit_cold_kind(const mx_engine *e, const mx_cold_job *job)
     return is_near ? MX_RESTORE_NEAR_PREFIX : MX_RESTORE_STEM;
 }
 
-void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages)
+/* Appends what was read, up to position `end`. */
+static void push_read_pages(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages,
+                            size_t end)
 {
-    size_t n_ram = r->seq.n_tokens;
-    size_t n_got = 0;
-    for (size_t i = 0; i < job->n_read; i++) {
-        n_got += i < job->n_full ? MX_PAGE_TOKENS : job->tail_rows;
-    }
-    if (n_ram + n_got <= r->match.n_tokens) {
-        r->look.n_condemned += job->n_condemned;
-        mx_admit_without_cold(e, r); /* the files were bad: RAM alone has as much */
-        return;
-    }
-    const int32_t *tokens = r->tokens + n_ram;
-    for (size_t i = 0; i < job->n_read; i++) {
+    const int32_t *tokens = r->tokens + r->seq.n_tokens;
+    for (size_t i = 0; i < job->n_read && r->seq.n_tokens < end; i++) {
         mx_page *page = pages[i];
         uint32_t n_rows = i < job->n_full ? MX_PAGE_TOKENS : (uint32_t)job->tail_rows;
+        n_rows = (uint32_t)mx_min_size(n_rows, end - r->seq.n_tokens);
         mx_page *parent = r->seq.n_pages > 0 ? r->seq.pages[r->seq.n_pages - 1] : NULL;
         mx_page_link(page, parent, &r->root, tokens, n_rows);
         tokens += n_rows;
@@ -301,8 +333,60 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
             break;
         }
     }
-    r->n_cold_pages = r->seq.n_tokens / MX_PAGE_TOKENS;
+}
+
+/* The pages of both tiers up to the state, and the state: all of it or nothing. What the bank holds
+ * of it from now on it gives to others, too. */
+static void admit_read_state(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages,
+                             mx_kvstate **state)
+{
+    size_t at = (size_t)job->state_at;
+    mx_err err = MX_OK;
     r->look.n_condemned += job->n_condemned;
+    if (at <= r->match.n_tokens) {
+        mx_admit_without_cold(e, r);
+        return;
+    }
+    (*state)->n_tokens = at;
+    if (at <= r->seq.n_tokens) {
+        mx_seq_free(&r->seq); /* what was held stays pinned by nobody, but nothing runs in between */
+        mx_seq_init(&r->seq, e->pool, &r->root);
+        err = mx_bank_restore_at(e->bank, &r->seq, r->tokens, at, *state);
+    } else {
+        push_read_pages(e, r, job, pages, at);
+        err = r->seq.n_tokens == at ? mx_seq_set_state(&r->seq, *state) : MX_E_NOMEM;
+    }
+    if (err != MX_OK) {
+        mx_admit_without_cold(e, r);
+        return;
+    }
+    *state = NULL;
+    if (r->params.cache == MX_CACHE_USE) {
+        (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_POINT, NULL, NULL);
+    }
+    r->n_cold_pages = at / MX_PAGE_TOKENS;
+    activate(e, r, at - r->match.n_tokens, mx_admit_cold_kind(e, job), false);
+}
+
+void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages,
+                   mx_kvstate **state)
+{
+    if (e->spacing > 0) {
+        admit_read_state(e, r, job, pages, state);
+        return;
+    }
+    size_t n_ram = r->seq.n_tokens;
+    size_t n_got = 0;
+    for (size_t i = 0; i < job->n_read; i++) {
+        n_got += i < job->n_full ? MX_PAGE_TOKENS : job->tail_rows;
+    }
+    r->look.n_condemned += job->n_condemned;
+    if (n_ram + n_got <= r->match.n_tokens) {
+        mx_admit_without_cold(e, r); /* the files were bad: RAM alone has as much */
+        return;
+    }
+    push_read_pages(e, r, job, pages, n_ram + n_got);
+    r->n_cold_pages = r->seq.n_tokens / MX_PAGE_TOKENS;
     if (r->params.cache == MX_CACHE_USE) {
         /* Promotion. The tail follows with the entry that the prefill leaves at its end. */
         (void)mx_bank_insert_pages(e->bank, &r->seq);
@@ -345,7 +429,7 @@ void mx_admit_requeue(mx_engine *e, mx_request *r)
     mx_log(MX_LOG_INFO, "requeue: request=%s tokens=%zu, out of KV pages (--kv-budget)", r->params.id,
            r->seq.n_tokens);
     mx_seq_rollback(&r->seq);
-    if (r->params.cache == MX_CACHE_USE) {
+    if (mx_request_may_store(r) && r->seq.n_tokens > 0) {
         const float *hidden = r->hidden_at == r->seq.n_tokens ? r->hidden : NULL;
         (void)mx_bank_insert_pages(e->bank, &r->seq);
         (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_TURN, hidden, NULL);

@@ -25,6 +25,8 @@ struct mx_ticket {
     uint8_t **payloads;
     mx_hash256 *ids;
     size_t n_pages;
+    mx_kvstate *state;    /* one reference: to be written, or filled; NULL = none, or passed on */
+    uint64_t *positions;  /* of a manifest's states */
     bool is_late;         /* counted in the engine's n_late */
     bool is_second;       /* a manifest that is offered again */
     uint32_t n_tail_rows; /* of a manifest's last page, which is pages[n_pages - 1]; 0 = it is full */
@@ -38,10 +40,12 @@ static void free_ticket(mx_engine *e, mx_ticket *t)
     for (size_t i = 0; i < t->n_pages; i++) {
         mx_page_unref(e->pool, t->pages[i]);
     }
+    mx_kvstate_unref(e->pool, t->state);
     mx_free(t->tokens);
     mx_free(t->pages);
     mx_free(t->payloads);
     mx_free(t->ids);
+    mx_free(t->positions);
     mx_free(t);
 }
 
@@ -80,8 +84,9 @@ static mx_err submit(mx_engine *e, mx_ticket *t)
 
 /* ---- reading ---------------------------------------------------------------------------------- */
 
-/* A ticket for what follows the whole pages that r's sequence has. The prompt's last token is left
- * out: it is computed again in any case. */
+/* A ticket for what follows the whole pages that r's sequence has, and for a state anywhere in the
+ * prompt where there are states. The prompt's last token is left out: it is computed again in any
+ * case. */
 static mx_ticket *reading_ticket(mx_request *r, mx_cold_job_kind kind, size_t n_pages)
 {
     mx_ticket *t = new_ticket(kind, &r->root, n_pages);
@@ -90,16 +95,21 @@ static mx_ticket *reading_ticket(mx_request *r, mx_cold_job_kind kind, size_t n_
     }
     size_t from = r->seq.n_pages * MX_PAGE_TOKENS;
     size_t n = r->n_tokens - 1 - from;
-    t->tokens = mx_alloc(n * sizeof *t->tokens);
+    size_t first = r->engine->spacing > 0 ? 0 : from; /* names of states follow from all tokens */
+    t->tokens = mx_alloc((from - first + n) * sizeof *t->tokens);
     if (t->tokens == NULL) {
         free_ticket(r->engine, t);
         return NULL;
     }
-    memcpy(t->tokens, r->tokens + from, n * sizeof *t->tokens);
+    memcpy(t->tokens, r->tokens + first, (from - first + n) * sizeof *t->tokens);
     t->request = r;
+    if (r->engine->spacing > 0) {
+        t->job.chain = t->tokens;
+        t->job.state_min = r->match.n_tokens;
+    }
     t->job.parent_id = r->seq.n_pages > 0 ? r->seq.pages[r->seq.n_pages - 1]->id : r->root;
     t->job.first_page = r->seq.n_pages;
-    t->job.tokens = t->tokens;
+    t->job.tokens = t->tokens + (from - first);
     t->job.n_tokens = n;
     return t;
 }
@@ -129,6 +139,16 @@ bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe)
         t->pages[t->n_pages] = page;
         t->payloads[t->n_pages++] = page->payload;
     }
+    if (e->spacing > 0) {
+        t->state = mx_admit_state(e);
+        if (t->state == NULL) {
+            free_ticket(e, t);
+            return false;
+        }
+        t->job.state_payload = t->state->data;
+        t->job.state_at = probe->state_at;
+        t->job.state_id = probe->state_id;
+    }
     bool has_all = t->n_pages == n_pages;
     t->job.n_full = has_all ? probe->n_full : t->n_pages;
     t->job.tail_id = probe->tail_id;
@@ -136,7 +156,7 @@ bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe)
     t->job.tail_rows = has_all ? probe->tail_rows : 0;
     t->job.read_bytes = probe->read_bytes;
     t->job.payloads = t->payloads;
-    if (t->n_pages == 0) {
+    if (t->n_pages == 0 && t->state == NULL) {
         free_ticket(e, t);
         return false;
     }
@@ -148,26 +168,30 @@ bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe)
 }
 
 bool mx_ticket_query(mx_engine *e, mx_query *q, const mx_hash256 *root, const int32_t *tokens,
-                     size_t n, size_t n_full)
+                     size_t n, size_t n_full, size_t n_ram)
 {
     size_t from = n_full * MX_PAGE_TOKENS;
     mx_ticket *t = e->n_late == 0 && n > from ? new_ticket(MX_COLD_PROBE, root, 0) : NULL;
     if (t == NULL) {
         return false;
     }
-    t->tokens = mx_alloc((n - from) * sizeof *t->tokens);
+    t->tokens = mx_alloc(n * sizeof *t->tokens);
     if (t->tokens == NULL) {
         free_ticket(e, t);
         return false;
     }
-    memcpy(t->tokens, tokens + from, (n - from) * sizeof *t->tokens);
+    memcpy(t->tokens, tokens, n * sizeof *t->tokens);
     t->job.parent_id = *root;
     for (size_t i = 0; i < from; i += MX_PAGE_TOKENS) {
         t->job.parent_id = mx_page_identity(root, &t->job.parent_id, tokens + i, MX_PAGE_TOKENS);
     }
     t->job.first_page = n_full;
-    t->job.tokens = t->tokens;
+    t->job.tokens = t->tokens + from;
     t->job.n_tokens = n - from;
+    if (e->spacing > 0) {
+        t->job.chain = t->tokens;
+        t->job.state_min = n_ram;
+    }
     if (submit(e, t) != MX_OK) {
         return false;
     }
@@ -175,7 +199,7 @@ bool mx_ticket_query(mx_engine *e, mx_query *q, const mx_hash256 *root, const in
     return true;
 }
 
-/* The pages that the cold tier is not just using. True when there were any. */
+/* The pages and the state that the cold tier is not just using. True when there were any. */
 static bool give_back_pages(mx_engine *e, mx_ticket *t)
 {
     bool any = false;
@@ -191,7 +215,20 @@ static bool give_back_pages(mx_engine *e, mx_ticket *t)
         t->pages[i] = NULL;
         any = true;
     }
+    bool is_state_busy = t->job.kind == MX_COLD_WRITE_STATE ? busy == 0
+                                                            : busy == MX_COLD_STATE_PAYLOAD;
+    if (t->state != NULL && !is_state_busy) {
+        mx_kvstate_unref(e->pool, t->state);
+        t->state = NULL;
+        any = true;
+    }
     return any;
+}
+
+static bool is_write(const mx_ticket *t)
+{
+    return t->job.kind == MX_COLD_WRITE_PAGE || t->job.kind == MX_COLD_WRITE_STATE ||
+           t->job.kind == MX_COLD_WRITE_SESSION;
 }
 
 void mx_ticket_abandon(mx_request *r, bool is_late)
@@ -212,7 +249,7 @@ void mx_ticket_abandon(mx_request *r, bool is_late)
 bool mx_ticket_is_writing(const mx_engine *e)
 {
     for (const mx_ticket *t = e->tickets; t != NULL; t = t->next) {
-        if (t->job.kind == MX_COLD_WRITE_PAGE || t->job.kind == MX_COLD_WRITE_SESSION) {
+        if (is_write(t)) {
             return true;
         }
     }
@@ -223,7 +260,7 @@ bool mx_ticket_shed(mx_engine *e)
 {
     bool any = false;
     for (mx_ticket *t = e->tickets; t != NULL; t = t->next) {
-        if (t->job.kind == MX_COLD_WRITE_PAGE || t->job.kind == MX_COLD_WRITE_SESSION) {
+        if (is_write(t)) {
             any |= give_back_pages(e, t);
         }
     }
@@ -276,9 +313,101 @@ static mx_err store_page(mx_engine *e, const mx_hash256 *root, mx_page *page, ui
     return MX_OK;
 }
 
+/* ---- states ---- */
+
+/* The boundaries on a sequence's way that the cold tier has or is given. */
+typedef struct state_walk {
+    mx_engine *e;
+    mx_request *r;
+    size_t n_rows;       /* tokens whose rows were handed to the writer */
+    mx_hash256 *ids;     /* [n] ascending by position */
+    uint64_t *positions; /* [n] */
+    size_t n, ids_cap, positions_cap;
+    bool is_whole;       /* no state found the queue full */
+} state_walk;
+
+static bool is_on_its_way(const mx_engine *e, const mx_hash256 *id)
+{
+    for (const mx_ticket *t = e->tickets; t != NULL; t = t->next) {
+        if (t->job.kind == MX_COLD_WRITE_STATE && mx_hash256_eq(&t->job.page_id, id)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool store_state(state_walk *w, mx_kvstate *state, const mx_hash256 *parent, size_t page,
+                        const mx_hash256 *id)
+{
+    mx_ticket *t = new_ticket(MX_COLD_WRITE_STATE, &w->r->root, 0);
+    if (t == NULL) {
+        return false;
+    }
+    size_t n = (size_t)state->n_tokens - page * MX_PAGE_TOKENS;
+    t->tokens = mx_alloc(n * sizeof *t->tokens);
+    if (t->tokens == NULL) {
+        free_ticket(w->e, t);
+        return false;
+    }
+    memcpy(t->tokens, w->r->tokens + page * MX_PAGE_TOKENS, n * sizeof *t->tokens);
+    t->state = mx_kvstate_ref(state);
+    t->job.parent_id = *parent;
+    t->job.first_page = page;
+    t->job.tokens = t->tokens;
+    t->job.n_tokens = n;
+    t->job.payload = state->data;
+    t->job.page_id = *id;
+    return submit(w->e, t) == MX_OK;
+}
+
+/* A state is megabytes, and the end of a prompt soon gives way to the end of the turn: it is written
+ * only where the boundary before it is at least a page away. */
+static void offer_state(void *arg, size_t at, mx_kvstate *state, mx_entry_kind kind)
+{
+    state_walk *w = arg;
+    size_t last = w->n > 0 ? (size_t)w->positions[w->n - 1] : 0;
+    if (at > w->n_rows || at < w->e->cfg.cold_min_tokens ||
+        (kind == MX_ENTRY_PROMPT && at < last + MX_PAGE_TOKENS))
+    {
+        return;
+    }
+    size_t page = (at - 1) / MX_PAGE_TOKENS;
+    const mx_hash256 *parent = page > 0 ? &w->r->seq.pages[page - 1]->id : &w->r->root;
+    mx_hash256 id = mx_cold_state_identity(&w->r->root, parent, page,
+                                           w->r->tokens + page * MX_PAGE_TOKENS,
+                                           (uint32_t)(at - page * MX_PAGE_TOKENS));
+    if (!mx_cold_has_page(w->e->cold, &id) && !is_on_its_way(w->e, &id) &&
+        !store_state(w, state, parent, page, &id))
+    {
+        w->is_whole = false;
+        return;
+    }
+    void *ids = w->ids, *positions = w->positions;
+    bool ok = mx_grow(&ids, &w->ids_cap, w->n + 1, sizeof *w->ids);
+    w->ids = ids;
+    ok = mx_grow(&positions, &w->positions_cap, w->n + 1, sizeof *w->positions) && ok;
+    w->positions = positions;
+    if (ok) {
+        w->ids[w->n] = id;
+        w->positions[w->n++] = at;
+    }
+}
+
+/* Offers the states of r's way whose rows, the first n_rows, the writer has. */
+static void store_states(state_walk *w, mx_engine *e, mx_request *r, size_t n_rows)
+{
+    *w = (state_walk){.e = e, .r = r, .n_rows = n_rows, .is_whole = true};
+    if (e->spacing > 0) {
+        mx_bank_boundaries(e->bank, &r->root, r->tokens, r->seq.n_tokens, offer_state, w);
+    }
+}
+
+/* ---- manifests ---- */
+
 /* The ticket holds the end of the chain, and so all of it: should pages turn out to be gone from the
  * folder, they are written again. */
-static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind, const mx_hash256 *tail_id)
+static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind,
+                          const mx_hash256 *tail_id, state_walk *states)
 {
     size_t n_full = r->seq.n_tokens / MX_PAGE_TOKENS;
     size_t n_ids = n_full + (tail_id != NULL);
@@ -286,10 +415,18 @@ static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind, const
     if (t == NULL) {
         return;
     }
-    t->ids = mx_alloc(n_ids * sizeof *t->ids);
+    t->ids = mx_alloc((n_ids + states->n) * sizeof *t->ids);
     if (t->ids == NULL) {
         free_ticket(e, t);
         return;
+    }
+    if (states->n > 0) {
+        memcpy(t->ids + n_ids, states->ids, states->n * sizeof *t->ids);
+        t->positions = states->positions;
+        states->positions = NULL;
+        t->job.state_ids = t->ids + n_ids;
+        t->job.state_positions = t->positions;
+        t->job.n_states = states->n;
     }
     for (size_t i = 0; i < n_full; i++) {
         t->ids[i] = r->seq.pages[i]->id;
@@ -338,7 +475,7 @@ static bool store_again(mx_engine *e, mx_ticket *t)
 
 void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_entry)
 {
-    if (e->cold == NULL || r->params.cache != MX_CACHE_USE ||
+    if (e->cold == NULL || !mx_request_may_store(r) ||
         r->seq.n_tokens < e->cfg.cold_min_tokens)
     {
         return;
@@ -358,19 +495,25 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
         r->n_cold_pages++;
     }
     e->is_queue_full = false;
-    if (!with_entry) {
-        return;
-    }
+    /* With a recurrent state the tail of a prompt is written, too: without its rows no state in it is
+     * of use, and what could be resumed might be a thousand tokens before. */
     uint32_t n_rows = (uint32_t)(r->seq.n_tokens % MX_PAGE_TOKENS);
-    if (kind == MX_ENTRY_PROMPT || n_rows == 0) {
-        store_session(e, r, kind, NULL);
-        return;
+    bool has_tail = with_entry && n_rows > 0 && (kind == MX_ENTRY_TURN || e->spacing > 0);
+    mx_hash256 id = {{0}};
+    if (has_tail) {
+        mx_page *tail = r->seq.pages[n_full];
+        id = mx_page_identity(&r->root, parent_id(&r->root, tail), tail->tokens, n_rows);
+        if (store_page(e, &r->root, tail, n_rows, &id) != MX_OK) {
+            return;
+        }
     }
-    mx_page *tail = r->seq.pages[n_full];
-    mx_hash256 id = mx_page_identity(&r->root, parent_id(&r->root, tail), tail->tokens, n_rows);
-    if (store_page(e, &r->root, tail, n_rows, &id) == MX_OK) {
-        store_session(e, r, kind, &id);
+    state_walk states;
+    store_states(&states, e, r, has_tail ? r->seq.n_tokens : n_full * MX_PAGE_TOKENS);
+    if (with_entry) {
+        store_session(e, r, kind, has_tail ? &id : NULL, &states);
     }
+    mx_free(states.ids);
+    mx_free(states.positions);
 }
 
 /* ---- completions ------------------------------------------------------------------------------ */
@@ -409,7 +552,7 @@ static bool complete(mx_engine *e, mx_ticket *t)
     if (t->job.kind == MX_COLD_PROBE) {
         mx_admit_probed(e, r, &t->job);
     } else if (t->job.kind == MX_COLD_READ) {
-        mx_admit_read(e, r, &t->job, t->pages);
+        mx_admit_read(e, r, &t->job, t->pages, &t->state);
     }
     return false;
 }

@@ -59,6 +59,7 @@ struct mx_request {
     mx_logit_bias *bias;
     mx_str *stops;
     char *stop_bytes;
+    uint32_t *marks;
     size_t n_prompt;
     size_t max_total;         /* prompt + answer tokens, at most */
 
@@ -77,8 +78,10 @@ struct mx_request {
     mx_text text;
     float *hidden;            /* [n_embd] the model's output after hidden_at tokens */
     size_t hidden_at;         /* 0 = none; == n_tokens: ready to sample */
+    size_t asked_stops[4];    /* where others, who follow, want a boundary; 0 = free */
     bool is_prompt_done;
     bool was_admitted;        /* the statistics of the prompt are settled */
+    bool is_approximate;      /* nothing that is computed may be stored */
     mx_held_token *held;      /* [n_held] */
     size_t n_held, held_cap;
     mx_buf held_pieces;
@@ -108,6 +111,7 @@ struct mx_engine {
     mx_gone *gone;            /* identities of pages that were stored and had to go */
     mx_hash256 root;          /* without salt */
     size_t max_seq_tokens;
+    size_t spacing;           /* tokens between boundaries; 0 = the model has no state */
     int32_t *eog_ids;         /* [n_eog] tokens that end a generation */
     size_t n_eog;
 
@@ -163,14 +167,18 @@ void mx_request_wake_reader(mx_request *r);
 bool mx_admit_all(mx_engine *e);
 /* The cold tier answered a probe, */
 void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job);
-/* or a read: pages[0..n_pages-1] belong to the caller, the first job->n_read of them are filled. */
-void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages);
+/* or a read: pages[0..n_pages-1] belong to the caller, the first job->n_read of them are filled;
+ * *state, where there are states, belongs to the caller and is filled when job->state_at > 0. What is
+ * taken over becomes NULL. */
+void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages,
+                   mx_kvstate **state);
 /* Goes on with what RAM has. */
 void mx_admit_without_cold(mx_engine *e, mx_request *r);
 /* Who follows r starts anew: r leaves the list of runs. */
 void mx_admit_unfollow(mx_request *r);
 /* A page from the pool, evicting from the bank where needed; NULL when everything is in use. */
 mx_page *mx_admit_page(mx_engine *e);
+mx_kvstate *mx_admit_state(mx_engine *e); /* likewise */
 /* Takes a run off the list and puts it back at the front of the queue, its work kept in the bank. */
 void mx_admit_requeue(mx_engine *e, mx_request *r);
 
@@ -208,13 +216,30 @@ bool mx_step(mx_engine *e);
 /* Writes the end of a run into both tiers. */
 void mx_step_commit_turn(mx_engine *e, mx_request *r);
 
+/* sched_stops.c */
+/* Tokens between two boundaries on the way; 0 = pages are all there is. */
+size_t mx_stop_spacing(const mx_kv_shape *shape);
+/* The next position behind what r has been fed at which a pass is to end; SIZE_MAX = none. */
+size_t mx_stop_next(const mx_engine *e, const mx_request *r);
+/* Somebody follows o until it has n tokens: with states, o will leave a boundary there. False: it has
+ * been asked for too many. */
+bool mx_stop_want(const mx_engine *e, mx_request *o, size_t n);
+/* r has just been fed: keeps a boundary when it stands where one is wanted; true = it does. */
+bool mx_stop_keep(mx_engine *e, mx_request *r);
+
+MX_INLINE bool mx_request_may_store(const mx_request *r)
+{
+    return r->params.cache == MX_CACHE_USE && !r->is_approximate;
+}
+
 /* sched_cold.c */
 /* Hands a probe or a read over for r; false = go on without the cold tier. */
 bool mx_ticket_probe(mx_engine *e, mx_request *r);
 bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe);
-/* The same for a lookup: a probe behind the first n_full whole pages of tokens (copied). */
+/* The same for a lookup: a probe behind the first n_full whole pages of tokens (copied), where there
+ * are states for one behind n_ram tokens. */
 bool mx_ticket_query(mx_engine *e, mx_query *q, const mx_hash256 *root, const int32_t *tokens,
-                     size_t n, size_t n_full);
+                     size_t n, size_t n_full, size_t n_ram);
 /* r no longer waits for its ticket: its pages are free at once, what comes back is dropped. is_late:
  * because the folder hangs; then nobody asks it before it has answered. */
 void mx_ticket_abandon(mx_request *r, bool is_late);

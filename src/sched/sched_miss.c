@@ -33,7 +33,7 @@ void mx_miss_look_ram(const mx_engine *e, const mx_hash256 *root, const int32_t 
 
 void mx_miss_look_cold(mx_miss_look *look, const mx_cold_job *job)
 {
-    size_t n_common = (job->first_page + job->n_full) * MX_PAGE_TOKENS + job->tail_rows;
+    size_t n_common = (size_t)job->n_shared;
     look->n_condemned += job->n_condemned;
     look->is_under_other_model = look->is_under_other_model || job->is_under_other_model;
     if (n_common > look->n_common || (n_common == look->n_common && look->n_stored == 0)) {
@@ -80,6 +80,9 @@ static const char *reason_of(const mx_engine *e, const mx_miss_case *m, const mx
     }
     if (look->n_condemned > 0) {
         return "quarantined";
+    }
+    if (e->spacing > 0 && look->n_common > m->n_reused) {
+        return "boundary_only"; /* more of it is known, but no state behind what was reused */
     }
     if (was_evicted(e, m)) {
         return "evicted";

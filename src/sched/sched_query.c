@@ -90,6 +90,11 @@ void mx_query_probed(mx_engine *e, mx_query *q, const mx_cold_job *job)
     size_t from = q->match.n_full_pages * MX_PAGE_TOKENS;
     size_t n_rows = mx_min_size(q->match.n_tokens, q->n_tokens - 1) - from; /* that RAM has of it */
     size_t n_cold = job->n_full * MX_PAGE_TOKENS + job->tail_rows;
+    if (e->spacing > 0) { /* how far each tier leads is all that counts */
+        from = q->match.n_tokens;
+        n_rows = 0;
+        n_cold = job->state_at > from ? (size_t)job->state_at - from : 0;
+    }
     mx_cold_stats cold;
     mx_cold_get_stats(e->cold, &cold);
     mx_miss_look_cold(&q->look, job);
@@ -122,7 +127,7 @@ static void look_up(mx_engine *e, mx_query *q)
     q->out.ssd_asked = e->cold != NULL && e->cfg.cold_mode == MX_COLD_ON && !is_whole;
     size_t n_full = q->match.n_full_pages;
     if (!q->out.ssd_asked
-        || !mx_ticket_query(e, q, &q->root, q->tokens, q->n_tokens - 1, n_full))
+        || !mx_ticket_query(e, q, &q->root, q->tokens, q->n_tokens - 1, n_full, q->match.n_tokens))
     {
         finish_from_ram(e, q, false);
     }

@@ -13,6 +13,22 @@
 
 #include <stdio.h>
 
+/* A state is megabytes; what saves fewer tokens than this is not worth one. */
+enum { MARK_MIN_TOKENS = 32 };
+
+/* Those that make sense; the end of the prompt is a boundary in any case. */
+static size_t copy_marks(mx_request *r, const mx_request_params *p)
+{
+    size_t n = 0, last = 0;
+    for (size_t i = 0; i < p->n_marks; i++) {
+        if (p->marks[i] >= last + MARK_MIN_TOKENS && p->marks[i] < p->n_prompt) {
+            last = p->marks[i];
+            r->marks[n++] = p->marks[i];
+        }
+    }
+    return n;
+}
+
 static mx_err copy_params(mx_request *r, const mx_request_params *p, mx_errbuf *eb)
 {
     size_t stop_bytes = 0;
@@ -22,10 +38,11 @@ static mx_err copy_params(mx_request *r, const mx_request_params *p, mx_errbuf *
     r->bias = mx_alloc(p->sampling.n_bias * sizeof *r->bias);
     r->stops = mx_alloc(p->n_stops * sizeof *r->stops);
     r->stop_bytes = mx_alloc(stop_bytes);
+    r->marks = mx_alloc(p->n_marks * sizeof *r->marks);
     r->tokens = mx_alloc(r->max_total * sizeof *r->tokens);
     r->hidden = mx_alloc(r->engine->mc->n_embd * sizeof *r->hidden);
-    if (r->bias == NULL || r->stops == NULL || r->stop_bytes == NULL || r->tokens == NULL ||
-        r->hidden == NULL)
+    if (r->bias == NULL || r->stops == NULL || r->stop_bytes == NULL || r->marks == NULL ||
+        r->tokens == NULL || r->hidden == NULL)
     {
         return mx_fail(eb, MX_E_NOMEM, "no memory for the request");
     }
@@ -49,6 +66,8 @@ static mx_err copy_params(mx_request *r, const mx_request_params *p, mx_errbuf *
     r->params.n_stops = n_stops;
     r->params.sampling.bias = r->bias;
     r->params.salt = NULL;
+    r->params.marks = r->marks;
+    r->params.n_marks = copy_marks(r, p);
     r->root = p->salt != NULL ? mx_model_root(r->engine->model, p->salt) : r->engine->root;
     return MX_OK;
 }
@@ -129,6 +148,7 @@ void mx_request_unref(mx_request *r)
     mx_free(r->bias);
     mx_free(r->stops);
     mx_free(r->stop_bytes);
+    mx_free(r->marks);
     mx_free(r->tokens);
     mx_free(r->hidden);
     mx_free(r);

@@ -57,9 +57,10 @@ static void plan_add(mx_engine *e, plan *p, mx_request *r, size_t n)
 }
 
 /* Rows of r in this pass: up to `room`, ending on a page border where the prompt goes on behind it,
- * so that what a cancelled prompt leaves is whole pages. */
-static size_t chunk_of(const mx_request *r, size_t room)
+ * so that what a cancelled prompt leaves is whole pages, and at the next boundary. */
+static size_t chunk_of(const mx_engine *e, const mx_request *r, size_t room)
 {
+    room = mx_min_size(room, mx_stop_next(e, r) - r->seq.n_tokens);
     size_t left = n_pending(r);
     if (left <= room) {
         return left;
@@ -101,7 +102,7 @@ static void make_plan(mx_engine *e, plan *p)
             bool is_ours = lap == 0 ? i >= first : i < first;
             i++;
             if (is_ours && room > 0 && p->n_runs < e->cfg.max_running) {
-                size_t n = chunk_of(r, room);
+                size_t n = chunk_of(e, r, room);
                 plan_add(e, p, r, n);
                 room -= n;
             }
@@ -264,7 +265,7 @@ static const float *end_hidden(const mx_request *r)
 
 void mx_step_commit_turn(mx_engine *e, mx_request *r)
 {
-    if (r->params.cache != MX_CACHE_USE || r->seq.n_tokens == 0) {
+    if (!mx_request_may_store(r) || r->seq.n_tokens == 0) {
         return;
     }
     mx_errbuf eb;
@@ -285,7 +286,7 @@ static void settle_prompt(mx_engine *e, mx_request *r)
 {
     r->is_prompt_done = true;
     r->prefill_done_us = mx_now_us();
-    if (r->params.cache == MX_CACHE_USE) {
+    if (mx_request_may_store(r)) {
         (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_PROMPT, end_hidden(r), NULL);
         mx_ticket_store(e, r, MX_ENTRY_PROMPT, true);
     }
@@ -373,9 +374,14 @@ static void commit_run(mx_engine *e, size_t i, size_t hidden_slot)
         memcpy(r->hidden, e->hidden + hidden_slot * e->mc->n_embd, e->mc->n_embd * sizeof(float));
         r->hidden_at = r->n_tokens;
     }
-    if (r->params.cache == MX_CACHE_USE && r->seq.n_tokens / MX_PAGE_TOKENS > old_pages) {
-        (void)mx_bank_insert_pages(e->bank, &r->seq);
-        mx_ticket_store(e, r, MX_ENTRY_PROMPT, false);
+    if (mx_request_may_store(r)) {
+        bool has_more_pages = r->seq.n_tokens / MX_PAGE_TOKENS > old_pages;
+        if (has_more_pages) {
+            (void)mx_bank_insert_pages(e->bank, &r->seq);
+        }
+        if (mx_stop_keep(e, r) || has_more_pages) {
+            mx_ticket_store(e, r, MX_ENTRY_PROMPT, false);
+        }
     }
     if (!r->is_prompt_done && r->seq.n_tokens >= r->n_prompt) {
         settle_prompt(e, r);
