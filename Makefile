@@ -15,7 +15,7 @@ help:
 	@echo 'make start ARGS="--port 8001 --model FILE.gguf"   the same with options of `mtplx start`'
 	@echo 'make build      the program, at build/mtplx'
 	@echo 'make test       all tests that take less than 15 minutes together'
-	@echo 'make test-long  long fuzzing, a thousand kills: about 30 minutes'
+	@echo 'make test-long  long fuzzing, a thousand kills, ARM in an emulator: 30 to 40 minutes'
 	@echo 'make clean      removes the build folders (not models, not caches)'
 
 start: build $(if $(names_model),,model)

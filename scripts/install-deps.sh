@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 #
-# install-deps.sh build|model|test...: installs the Debian packages of the named sets that are
+# install-deps.sh build|model|test|aarch64...: installs the Debian packages of the named sets that are
 # missing, and only those. As root or through sudo; without either it prints the one command to run.
 set -u
 
@@ -11,6 +11,7 @@ model_set="python3 python3-pip ca-certificates"
 test_set="libcmocka-dev clang libclang-rt-14-dev llvm-14 unicode-data curl procps
           python3 python3-pytest python3-requests python3-numpy python3-jinja2
           python3-prometheus-client"
+aarch64_set="gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static"
 
 say() { printf '[mtplx] %s\n' "$*" >&2; }
 
@@ -20,7 +21,8 @@ for set in "$@"; do
         build) wanted+=($build_set) ;;
         model) wanted+=($model_set) ;;
         test)  wanted+=($test_set) ;;
-        *) say "install-deps.sh: unknown set '$set' (build, model, test)"; exit 2 ;;
+        aarch64) wanted+=($aarch64_set) ;;
+        *) say "install-deps.sh: unknown set '$set' (build, model, test, aarch64)"; exit 2 ;;
     esac
 done
 [ ${#wanted[@]} -gt 0 ] || exit 0

@@ -1,13 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 #
-# run-tests.sh short|long: installs what the tests need, builds, runs them, and ends with a line
+# run-tests.sh short|long|aarch64: installs what the tests need, builds, runs them, and ends with a line
 # "N passed, N failed, N skipped" over everything. Exit status 0 only when nothing failed.
 #
 # short: Check build with warnings as errors, ASan+UBSan, TSan of what has threads, end-to-end
 #        tests, the tests of the scripts, the check of the includes.
-# long:  libFuzzer on every target, and the tests that do more under MTPLX_LONG=1 (random histories of
-#        the bank and the engine, kills of the cold tier's writer).
+# long:  libFuzzer on every target, the tests that do more under MTPLX_LONG=1 (random histories of
+#        the bank and the engine, kills of the cold tier's writer), and what follows.
+# aarch64: the cross build for 64-bit ARM, its tests under qemu-user.
 #
 # A step that cannot run (a build that fails, an empty folder) is a failure, and the others run.
 set -u
@@ -134,6 +135,25 @@ run_fuzz() { # seconds for all targets together
     record "fuzzing ($seconds s a target)" "$n" "$((${#list[@]} - n))" 0
 }
 
+# The whole tree for aarch64, and the tests of what computes and keeps numbers. They compare with the
+# same golden hashes as on x86-64. Optimised, as the emulator takes ten times as long, with asserts.
+# Without cross compiler or libraries (no network, not Debian) this is a skip that can be seen.
+run_aarch64() {
+    begin "aarch64: packages"
+    if ! scripts/install-deps.sh aarch64 || ! scripts/aarch64-sysroot.sh build-aarch64/sysroot; then
+        echo "no cross compiler, emulator or arm64 libraries: nothing is known about aarch64"
+        record "aarch64 (cannot be built here)" 0 0 1
+        return
+    fi
+    # The fidelity test would compute thousands of tokens; the reference test runs a host's Python
+    # and compares with a tolerance, where the golden hashes leave none.
+    build "aarch64" build-aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake \
+        -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS_RELEASE="-O2 -g1" -DMTPLX_WERROR=ON &&
+        run_ctest "aarch64 (qemu-user)" build-aarch64 \
+            -L '^(base|gguf|kernels|kv|bank|cold|model|exactness|golden)$' \
+            -E '^(golden/test_(fidelity|reference_tiny)|model/test_tokenizer_vectors)$'
+}
+
 # What tests started must have ended. This also ends what has not, by id.
 check_leftovers() {
     local pid name n=0
@@ -213,9 +233,15 @@ case $mode in
             run_fuzz "${MTPLX_FUZZ_SECONDS:-480}"
         build "Check" build-check -DCMAKE_BUILD_TYPE=Check -DMTPLX_WERROR=ON &&
             run_ctest "long tests (Check)" build-check -L '^(bank|cold|exactness)$'
+        unset MTPLX_LONG MTPLX_TEST_KILLS
+        run_aarch64
+        ;;
+    aarch64)
+        prepare
+        run_aarch64
         ;;
     *)
-        echo "usage: run-tests.sh short|long" >&2
+        echo "usage: run-tests.sh short|long|aarch64" >&2
         exit 2
         ;;
 esac

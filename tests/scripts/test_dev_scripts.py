@@ -156,3 +156,42 @@ def test_counting_a_missing_report_is_an_error(tmp_path):
     done = subprocess.run(["/usr/bin/python3", str(ROOT / "scripts/count-tests.py"),
                            str(tmp_path / "none.xml")], text=True, capture_output=True, timeout=30)
     assert done.returncode != 0
+
+
+def sysroot(path, folder):
+    return subprocess.run(["bash", str(ROOT / "scripts/aarch64-sysroot.sh"), str(folder)],
+                          env={**os.environ, "PATH": path}, text=True, capture_output=True,
+                          timeout=60, stdin=subprocess.DEVNULL)
+
+
+# "apt-get ... install" leaves one archive where it was told to; dpkg-deb "unpacks" it.
+FAKE_APT = r'''
+echo "$@" >>"%s"
+for p; do case $p in Dir::Cache=*) cache=${p#*=} ;; esac; done
+case "$*" in *" install "*) touch "$cache/archives/one.deb" ;; esac'''
+
+
+def test_sysroot_is_filled_once_and_without_the_machines_apt(tmp_path):
+    log, folder = tmp_path / "log", tmp_path / "build/sysroot"
+    path = fakes(tmp_path, **{"apt-get": FAKE_APT % log,
+                              "dpkg-deb": 'mkdir -p "$3/usr" && touch "$3/usr/$(basename "$2")"'})
+    assert sysroot(path, folder).returncode == 0
+    assert [p.name for p in (folder / "usr").iterdir()] == ["one.deb"]
+    calls = log.read_text().splitlines()
+    assert len(calls) == 2 and " update" in calls[0] and " install --download-only" in calls[1]
+    for setting in ("Dir::State", "Dir::State::Lists", "Dir::Cache"):
+        assert all(f" {setting}={folder}.apt" in call for call in calls)
+    assert all("Dir::State::status=/dev/null" in call for call in calls)
+    assert not pathlib.Path(f"{folder}.apt").exists()
+    assert sysroot(path, folder).returncode == 0
+    assert log.read_text().splitlines() == calls
+
+
+@pytest.mark.parametrize("bad", ["update", "install", "dpkg-deb"])
+def test_sysroot_that_fails_is_not_there(tmp_path, bad):
+    folder = tmp_path / "build/sysroot"
+    apt = (FAKE_APT % (tmp_path / "log")) + f'\ncase "$*" in *" {bad}"*) exit 100 ;; esac'
+    path = fakes(tmp_path, **{"apt-get": apt, "dpkg-deb": f"[ {bad} != dpkg-deb ]"})
+    done = sysroot(path, folder)
+    assert done.returncode == 1 and "no arm64 libraries" in done.stderr
+    assert not folder.exists()
