@@ -11,8 +11,10 @@ Prints what is wrong, then "N passed, N failed"; exit status 1 when anything is.
 import concurrent.futures
 import os
 import pathlib
+import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -79,9 +81,26 @@ def check_unique():
     return wrong
 
 
+# Headers of one architecture: elsewhere they need its cross compiler.
+ARCHITECTURES = {"<arm_neon.h>": ("aarch64", "aarch64-linux-gnu-gcc"),
+                 "<immintrin.h>": ("x86_64", "x86_64-linux-gnu-gcc")}
+
+
+def compiler_for(path):
+    """None where there is none: then the header is not looked at."""
+    text = path.read_text()
+    for include, (machine, cross) in ARCHITECTURES.items():
+        if include in text and platform.machine() != machine:
+            return shutil.which(cross)
+    return os.environ.get("CC", "cc")
+
+
 def compile_alone(path, flags):
+    compiler = compiler_for(path)
+    if compiler is None:
+        return None
     done = subprocess.run(
-        [os.environ.get("CC", "cc"), "-std=gnu11", "-D_GNU_SOURCE", "-fsyntax-only", "-Wall",
+        [compiler, "-std=gnu11", "-D_GNU_SOURCE", "-fsyntax-only", "-Wall",
          "-Wextra", "-Werror", "-Wno-unused-const-variable", "-Wno-psabi",
          f"-I{SRC}", *flags, "-x", "c", "-"],
         # Twice: the include guard is tested, too.
