@@ -332,7 +332,7 @@ bool mx_api_is_admin_path(const char *path)
     return kind == ROUTE_INFO || kind == ROUTE_METRICS || kind == ROUTE_ADMIN;
 }
 
-static void reply_wrong_method(mx_http_exchange *x, const char *allowed)
+void mx_api_reply_wrong_method(mx_http_exchange *x, const char *allowed)
 {
     mx_problem p = {0};
     mx_problem_set(&p, 405, "method_not_allowed", NULL, "%.16s is not possible here; use %s",
@@ -427,25 +427,6 @@ static void handle_generation(mx_api *a, mx_http_exchange *x, bool is_chat)
     json_object_put(body);
 }
 
-/* The administrator's tree: "cache/lookup", ... */
-static void handle_admin(mx_api *a, mx_http_exchange *x, const char *rest)
-{
-    mx_problem p = {0};
-    if (strcmp(rest, "cache/lookup") == 0) {
-        if (strcmp(mx_http_method(x), "POST") != 0) {
-            reply_wrong_method(x, "POST, OPTIONS");
-            return;
-        }
-        pthread_rwlock_rdlock(&a->state_lock);
-        mx_api_post_lookup(a, x);
-        pthread_rwlock_unlock(&a->state_lock);
-        return;
-    }
-    mx_problem_set(&p, 404, "not_found", NULL, "there is nothing at this path; try POST "
-                   "/admin/cache/lookup");
-    mx_api_reply_problem(x, &p);
-}
-
 static void handle_get(mx_api *a, mx_http_exchange *x, route_kind kind, const char *rest)
 {
     switch (kind) {
@@ -465,7 +446,9 @@ void mx_api_handle(void *arg, mx_http_exchange *x)
     route_kind kind = find_route(mx_http_path(x), &rest);
     const char *method = mx_http_method(x);
     if (kind == ROUTE_ADMIN) {
-        handle_admin(a, x, rest);
+        pthread_rwlock_rdlock(&a->state_lock);
+        mx_api_handle_admin(a, x, rest);
+        pthread_rwlock_unlock(&a->state_lock);
         return;
     }
     if (kind == ROUTE_NONE) {
@@ -478,7 +461,7 @@ void mx_api_handle(void *arg, mx_http_exchange *x)
     }
     bool is_post = kind == ROUTE_CHAT || kind == ROUTE_TEXT;
     if (strcmp(method, is_post ? "POST" : "GET") != 0) {
-        reply_wrong_method(x, is_post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
+        mx_api_reply_wrong_method(x, is_post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
         return;
     }
     pthread_rwlock_rdlock(&a->state_lock);

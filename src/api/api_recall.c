@@ -388,6 +388,20 @@ size_t mx_recall_shown(const mx_tokenizer *t, const int32_t *ids, size_t n, mx_s
 
 /* ---- looking in ------------------------------------------------------------------------------ */
 
+void mx_recall_clear(mx_recall *m)
+{
+    entry *to_free = NULL;
+    if (m == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&m->mu);
+    while (m->n > 0) {
+        remove_locked(m, m->n - 1, &to_free); /* one that somebody is reading goes when he is done */
+    }
+    pthread_mutex_unlock(&m->mu);
+    free_all(to_free);
+}
+
 void mx_recall_get_stats(mx_recall *m, mx_recall_stats *out)
 {
     pthread_mutex_lock(&m->mu);

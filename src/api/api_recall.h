@@ -45,6 +45,9 @@ void mx_recall_store(mx_recall *m, const mx_recall_text *t, const int32_t *ids, 
  * control tokens at the same places: appends its ids to *ids and returns its length. 0 = none. */
 size_t mx_recall_find(mx_recall *m, const mx_recall_text *t, mx_tokens *ids);
 
+/* Forgets everything. NULL is allowed. */
+void mx_recall_clear(mx_recall *m);
+
 /* How many of the sampled ids have their text wholly in `seen`, the (well-formed) text that was
  * shown for them, up to the end of a character; *n_bytes: how much of it they are. A stop string, a
  * character that was replaced and a control token, which nobody sees, end it. */

@@ -85,7 +85,7 @@ static size_t evict_until(mx_bank *b, size_t n_free, size_t max_bytes)
             n_dropped += mx_kv_pool_state_pages(b->pool);
             continue;
         }
-        if (leaf->page->refs > 1) {
+        if (leaf->page->refs > 1 || mx_node_is_pinned(leaf)) {
             leaf->stash_next = pinned;
             pinned = leaf;
             continue;
@@ -347,6 +347,7 @@ static void put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_e
     if (is_refresh) {
         e->n_hits = old->n_hits + 1;
         e->use_log2 = old->use_log2;
+        e->is_pinned = old->is_pinned;
         e->kind = e->kind == MX_ENTRY_POINT ? old->kind : e->kind;
         if (e->hidden == NULL && old->hidden != NULL) {
             b->stats.bytes -= mx_entry_bytes(b, old);
@@ -455,6 +456,7 @@ void mx_bank_walk(const mx_bank *b, void (*fn)(void *arg, const mx_bank_point *p
                 p.n_hits = e->n_hits;
                 p.used_us = e->used_us;
                 p.hidden = e->hidden;
+                p.is_pinned = e->is_pinned;
                 p.state = e->state;
                 fn(arg, &p);
             }

@@ -156,9 +156,23 @@ typedef struct mx_bank_point {
     uint64_t n_hits;     /* refreshed, or restored as a whole */
     uint64_t used_us;    /* mx_now_us of the last such use */
     const float *hidden; /* or NULL */
+    bool is_pinned;
     const mx_kvstate *state; /* or NULL */
 } mx_bank_point;
 void mx_bank_walk(const mx_bank *b, void (*fn)(void *arg, const mx_bank_point *point), void *arg);
+
+/* The name of a point: the identity of the page that ends there, which is also the name of such an
+ * entry's manifest on disk. */
+mx_hash256 mx_bank_point_id(const mx_bank_point *point);
+
+/* Pins the entry of that name, so that it is not evicted, or lets go of it. MX_E_NOT_FOUND. MX_E_FULL:
+ * with it more than max_pages pages would be pinned (shared ones count for each entry). */
+mx_err mx_bank_pin(mx_bank *b, const mx_hash256 *id, bool on, size_t max_pages);
+/* Removes the entry of that name, pinned or not, and the pages behind the last one that another entry
+ * or anybody else needs. MX_E_NOT_FOUND. */
+mx_err mx_bank_forget(mx_bank *b, const mx_hash256 *id);
+/* mx_bank_clear, pinned entries included. */
+void mx_bank_forget_all(mx_bank *b);
 
 void mx_bank_get_stats(const mx_bank *b, mx_bank_stats *out);
 void mx_bank_check(const mx_bank *b); /* invariant walker, debug builds */

@@ -31,3 +31,114 @@ size_t mx_bank_continuation(const mx_bank *b, const mx_hash256 *root, const int3
     }
     return n_common;
 }
+
+/* ---- entries by name ------------------------------------------------------------------------- */
+
+bool mx_node_is_pinned(const mx_bank_node *node)
+{
+    for (const mx_bank_entry *e = node->entries; e != NULL; e = e->next) {
+        if (e->is_pinned) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static mx_hash256 point_id(const mx_hash256 *root, const mx_page *page, uint32_t n_rows)
+{
+    if (n_rows == MX_PAGE_TOKENS) {
+        return page->id;
+    }
+    return mx_page_identity(root, page->parent != NULL ? &page->parent->id : root, page->tokens,
+                            n_rows);
+}
+
+mx_hash256 mx_bank_point_id(const mx_bank_point *point)
+{
+    return point_id(point->root, point->page,
+                    (uint32_t)(point->n_tokens - (size_t)point->page->index * MX_PAGE_TOKENS));
+}
+
+typedef struct found {
+    mx_bank_node *node;
+    mx_bank_entry **link;
+} found;
+
+/* Walks everything: names are not an index of the bank, and people ask seldom. */
+static found find_entry(mx_bank *b, const mx_hash256 *id, size_t *n_pinned)
+{
+    found f = {0};
+    *n_pinned = 0;
+    for (size_t i = 0; i < b->n_trees; i++) {
+        mx_bank_tree *tree = b->trees[i];
+        for (mx_bank_node *n = mx_node_next(&tree->top); n != NULL; n = mx_node_next(n)) {
+            for (mx_bank_entry **link = &n->entries; *link != NULL; link = &(*link)->next) {
+                mx_hash256 own = point_id(&tree->root, n->page, (*link)->n_rows);
+                *n_pinned += (*link)->is_pinned ? (size_t)n->page->index + 1 : 0;
+                if (mx_hash256_eq(&own, id)) {
+                    f = (found){n, link};
+                }
+            }
+        }
+    }
+    return f;
+}
+
+mx_err mx_bank_pin(mx_bank *b, const mx_hash256 *id, bool on, size_t max_pages)
+{
+    size_t n_pinned;
+    found f = find_entry(b, id, &n_pinned);
+    if (f.node == NULL) {
+        return MX_E_NOT_FOUND;
+    }
+    if (on && !(*f.link)->is_pinned && n_pinned + (size_t)f.node->page->index + 1 > max_pages) {
+        return MX_E_FULL;
+    }
+    (*f.link)->is_pinned = on;
+    return MX_OK;
+}
+
+/* Drops the node and those above it as far as nothing needs them. */
+static void prune(mx_bank *b, mx_bank_node *node)
+{
+    while (node->parent != NULL && node->n_children == 0 && node->entries == NULL
+           && node->page->refs == 1)
+    {
+        mx_bank_node *above = node->parent;
+        bool is_last = above->parent == NULL; /* its tree may go with it */
+        mx_node_drop(b, node);
+        if (is_last) {
+            return;
+        }
+        node = above;
+    }
+}
+
+mx_err mx_bank_forget(mx_bank *b, const mx_hash256 *id)
+{
+    size_t n_pinned;
+    found f = find_entry(b, id, &n_pinned);
+    if (f.node == NULL) {
+        return MX_E_NOT_FOUND;
+    }
+    mx_bank_entry *e = *f.link;
+    *f.link = e->next;
+    mx_entry_free(b, e);
+    b->stats.evicted_entries++;
+    mx_node_revalue(b, f.node);
+    prune(b, f.node);
+    return MX_OK;
+}
+
+void mx_bank_forget_all(mx_bank *b)
+{
+    for (size_t i = 0; i < b->n_trees; i++) {
+        mx_bank_node *top = &b->trees[i]->top;
+        for (mx_bank_node *n = mx_node_next(top); n != NULL; n = mx_node_next(n)) {
+            for (mx_bank_entry *e = n->entries; e != NULL; e = e->next) {
+                e->is_pinned = false;
+            }
+        }
+    }
+    mx_bank_clear(b);
+}

@@ -114,8 +114,8 @@ bool mx_boundary_evict(mx_bank *b)
     double least_value = 0;
     for (size_t i = 0; i < b->stats.n_states; i++) {
         mx_bank_entry *e = b->states[i];
-        if (e->state->refs > 1) {
-            continue; /* would not become free */
+        if (e->state->refs > 1 || e->is_pinned) {
+            continue; /* would not become free, or must not */
         }
         double value = value_of(b, e);
         if (least == NULL || value < least_value) {

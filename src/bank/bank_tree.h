@@ -30,6 +30,7 @@ struct mx_bank_entry {
     uint64_t n_hits;
     uint64_t used_us;     /* mx_now_us of the last snapshot or exact restore */
     float *hidden;        /* [n_hidden], owned; or NULL */
+    bool is_pinned;       /* not evicted, and so neither is its path */
     mx_kvstate *state;    /* one reference; NULL when the shape has no states. Then also: */
     mx_bank_node *node;
     double use_log2;      /* of restores that ended here, see mx_node_touch */
@@ -106,6 +107,7 @@ void mx_node_set_page(mx_bank *b, mx_bank_node *node, mx_page *page, uint32_t n_
 /* Removes a leaf. Entries that a sibling can hold move there, the others are dropped and
  * counted. */
 void mx_node_drop(mx_bank *b, mx_bank_node *node);
+bool mx_node_is_pinned(const mx_bank_node *node); /* one of its entries is */
 /* Counts a use of the node now. */
 void mx_node_touch(mx_bank *b, mx_bank_node *node);
 /* The node's rows or entries changed: its place in the eviction order may have, too. */

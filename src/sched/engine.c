@@ -502,6 +502,11 @@ void mx_engine_get_stats(mx_engine *e, mx_engine_stats *out)
     pthread_mutex_unlock(&e->mu);
 }
 
+mx_cold *mx_engine_cold(mx_engine *e)
+{
+    return e->cold;
+}
+
 size_t mx_engine_max_tokens(const mx_engine *e)
 {
     return e->max_seq_tokens;

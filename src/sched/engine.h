@@ -198,6 +198,9 @@ typedef struct mx_engine_view {
 } mx_engine_view;
 mx_err mx_engine_call(mx_engine *e, void (*fn)(void *arg, const mx_engine_view *view), void *arg);
 
+/* The cold tier, NULL = off. Valid until mx_engine_stop. */
+mx_cold *mx_engine_cold(mx_engine *e);
+
 /* Largest number of tokens one sequence may have (context and KV budget). */
 size_t mx_engine_max_tokens(const mx_engine *e);
 

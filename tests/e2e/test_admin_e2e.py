@@ -376,3 +376,106 @@ def test_metrics_of_eviction(start):
         m, "evictions_total", tier="ram", cause="budget") > 0
     assert not any(at[0].startswith("mtplx_disk") for at in m)
     assert value(m, "ram_used_bytes") <= value(m, "ram_budget_bytes") <= 16 << 20
+
+
+# ---- entries --------------------------------------------------------------------------------------
+
+def entries(s, headers=None):
+    r = s.get("/admin/cache", headers=headers)
+    assert r.status_code == 200, r.text
+    assert not r.json()["is_cut"]
+    return r.json()["data"]
+
+
+def test_list_pin_delete(start):
+    s = start(*EXACT, "--kv-budget", "24M", "--max-context", "512")
+    chat = conversation(70)
+    u = usage(s, chat)
+    s.wait_durable()
+    listed = entries(s)
+    turn = [e for e in listed if e["kind"] == "turn"]
+    assert len(turn) == 1 and turn[0]["tiers"] == ["ram", "ssd"]
+    assert turn[0]["tokens"] >= u["prompt_tokens"] and turn[0]["age_s"] < 60
+    assert turn[0]["bytes"]["ram"] > 0 and turn[0]["bytes"]["ssd"] > 0 and not turn[0]["isolated"]
+    assert all(len(e["id"]) == 64 and e["object"] == "cache.entry" for e in listed)
+    assert "helpful" not in s.get("/admin/cache").text
+    path = "/admin/cache/" + turn[0]["id"]
+    one = s.get(path).json()
+    assert one["id"] == turn[0]["id"] and one["tokens"] == turn[0]["tokens"]
+
+    # A pinned entry survives what evicts the others; unpinned it does not.
+    assert s.post(path + "/pin", None).json() == {"id": turn[0]["id"], "pinned": True}
+    assert s.get(path).json()["pinned"]
+    for i in range(14):
+        usage(s, conversation(71 + i))
+    assert "ram" in s.get(path).json()["tiers"]
+    assert usage(s, chat)["cache"]["ssd_tokens"] == 0
+    assert s.post(path + "/unpin", None).json()["pinned"] is False
+    assert requests.delete(s.url + path + "/pin", timeout=30).json()["pinned"] is False
+    s.wait_durable()
+
+    # Removed, in both tiers; the others stay.
+    before = entries(s)
+    r = requests.delete(s.url + path, timeout=30)
+    assert r.status_code == 200 and r.json()["deleted"] and r.json()["files"] >= 1
+    after = entries(s)
+    assert turn[0]["id"] not in {e["id"] for e in after} and len(after) == len(before) - 1
+    assert s.get(path).status_code == 404
+    for method in ("get", "delete"):
+        assert getattr(requests, method)(s.url + path, timeout=30).status_code == 404
+    assert s.post(path + "/pin", None).status_code == 404
+
+    # Everything.
+    assert requests.delete(s.url + "/admin/cache", timeout=30).json()["deleted"]
+    assert entries(s) == []
+    assert not list((s.home / ".mtplx/session_cache").rglob("*.page"))
+    fresh = usage(s, chat)
+    assert fresh["cache_mode"] == "cold"
+    s.wait_for("the pages to be stored again", lambda i: i["ssd"]["queued_jobs"] == 0)
+    assert usage(s, chat)["cache_mode"] == "warm_prefix"
+    assert s.stop() == 0
+    s = start(*EXACT)
+    assert usage(s, chat)["cache_mode"] == "ssd"  # what was removed was stored anew
+
+
+def test_pins_are_bounded(start):
+    s = start("--ssd-session-cache", "off", "--kv-budget", "16M", "--max-context", "512")
+    statuses = []
+    for i in range(8):
+        usage(s, conversation(90 + i))
+        newest = min((e for e in entries(s) if e["kind"] == "turn"), key=lambda e: (e["age_s"], e["pinned"]))
+        statuses.append(s.post("/admin/cache/" + newest["id"] + "/pin", None).status_code)
+    assert statuses[0] == 200 and 409 in statuses, statuses
+    assert usage(s, conversation(99))["prompt_tokens"] > 0  # there is room to work
+
+
+def test_entries_hostile(start):
+    s = start("--ssd-session-cache", "off")
+    for path in ("/admin/cache/x", "/admin/cache/" + "g" * 64, "/admin/cache/" + "0" * 63,
+                 "/admin/cache/" + "0" * 65, "/admin/cache/" + "0" * 64 + "/x",
+                 "/admin/cache/..%2f..%2fetc", "/admin/cache/" + "0" * 64 + "/pin/x"):
+        for method in ("GET", "DELETE", "POST"):
+            r = requests.request(method, s.url + path, timeout=30)
+            assert r.status_code == 404, (method, path, r.text)
+    zero = "/admin/cache/" + "0" * 64
+    for method, path, status in (("POST", "/admin/cache", 405), ("PUT", "/admin/cache", 405),
+                                 ("GET", zero + "/pin", 405), ("POST", zero, 405),
+                                 ("DELETE", zero + "/unpin", 405), ("DELETE", zero, 404),
+                                 ("DELETE", "/admin/cache", 200), ("GET", "/admin/cache", 200)):
+        assert requests.request(method, s.url + path, timeout=30).status_code == status, (method, path)
+    evil = requests.delete(s.url + "/admin/cache", headers={"Origin": "https://evil.example"}, timeout=30)
+    assert evil.status_code == 403
+
+
+def test_entries_of_keys_are_the_administrators(start_keyed):
+    s = start_keyed(env={"MTPLX_ADMIN_KEY": "root"})
+    usage(s, conversation(100), "key-one")
+    usage(s, conversation(100), "key-two")
+    listed = entries(s, key("root"))
+    assert len({e["id"] for e in listed if e["kind"] == "turn"}) == 2
+    assert all(e["isolated"] for e in listed)
+    for name in ("key-one", "key-two"):
+        for method, path in (("GET", "/admin/cache"), ("DELETE", "/admin/cache"),
+                             ("DELETE", "/admin/cache/" + listed[0]["id"])):
+            assert requests.request(method, s.url + path, headers=key(name), timeout=30).status_code == 403
+    assert len(entries(s, key("root"))) == len(listed)

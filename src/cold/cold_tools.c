@@ -1,0 +1,659 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The folder walked from outside a server. Three levels: the folders of models, the kinds of files
+ * in them, the files. Names that are not ours are passed over; links are not followed.
+ *
+ * A page may be named by many manifests, so what a removed one leaves behind is found by reading the
+ * others: their page names, sorted, are the pages that stay.
+ */
+#include "cold/cold_tools.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cold/cold_files.h"
+#include "cold/cold_format.h"
+
+/* An open model folder. */
+typedef struct model_dir {
+    char name[65];
+    int fd;
+} model_dir;
+
+typedef struct opened {
+    int top, v1, lock; /* -1 = closed */
+} opened;
+
+static void close_all(opened *o)
+{
+    int *const fds[] = {&o->lock, &o->v1, &o->top};
+    for (size_t i = 0; i < MX_COUNT(fds); i++) {
+        if (*fds[i] >= 0) {
+            close(*fds[i]);
+        }
+        *fds[i] = -1;
+    }
+}
+
+/* MX_E_NOT_FOUND: nothing is there. With `lock` other removers are kept out. */
+static mx_err open_all(opened *o, const char *dir, bool lock, mx_errbuf *eb)
+{
+    *o = (opened){-1, -1, -1};
+    mx_err err;
+    struct stat st;
+    o->top = mx_cold_open_dir(&mx_cold_real_fileops, AT_FDCWD, dir, false, &err, eb);
+    if (o->top < 0) {
+        return err;
+    }
+    if (fstatat(o->top, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return mx_fail(eb, MX_E_INVALID, "%s has no file %s, so it is not a session cache", dir,
+                       MX_COLD_MARKER_NAME);
+    }
+    o->v1 = mx_cold_open_dir(&mx_cold_real_fileops, o->top, "v1", false, &err, eb);
+    if (o->v1 < 0) {
+        return err;
+    }
+    if (lock) {
+        o->lock = openat(o->v1, "gc.lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK,
+                         0600);
+        if (o->lock < 0 || flock(o->lock, LOCK_EX) != 0) {
+            return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot lock %s/v1/gc.lock", dir);
+        }
+    }
+    return MX_OK;
+}
+
+/* ---- walking --------------------------------------------------------------------------------- */
+
+typedef mx_err name_fn(void *arg, int dir, const char *name);
+
+static mx_err each_name(int parent, const char *folder, name_fn *fn, void *arg)
+{
+    mx_err err;
+    int fd = mx_cold_open_dir(&mx_cold_real_fileops, parent, folder, false, &err, NULL);
+    if (fd < 0) {
+        return err == MX_E_NOT_FOUND ? MX_OK : err;
+    }
+    DIR *d = fdopendir(fd);
+    if (d == NULL) {
+        close(fd);
+        return MX_E_NOMEM;
+    }
+    err = MX_OK;
+    for (const struct dirent *e; err == MX_OK && (e = readdir(d)) != NULL;) {
+        if (e->d_name[0] != '.') {
+            err = fn(arg, fd, e->d_name);
+        }
+    }
+    closedir(d);
+    return err;
+}
+
+static bool has_suffix(const char *name, const char *suffix, mx_hash256 *id)
+{
+    size_t n = strlen(name);
+    return n == 64 + strlen(suffix) && strcmp(name + 64, suffix) == 0
+           && mx_hash256_from_hex(id, name, 64);
+}
+
+typedef struct model_walk {
+    const char *only; /* NULL = all */
+    mx_err (*fn)(void *arg, const model_dir *m);
+    void *arg;
+} model_walk;
+
+static mx_err visit_model(void *arg, int v1, const char *name)
+{
+    const model_walk *w = arg;
+    mx_hash256 id;
+    mx_err err;
+    if (!has_suffix(name, "", &id) || (w->only != NULL && strcmp(w->only, name) != 0)) {
+        return MX_OK;
+    }
+    model_dir m = {.fd = mx_cold_open_dir(&mx_cold_real_fileops, v1, name, false, &err, NULL)};
+    if (m.fd < 0) {
+        return MX_OK; /* somebody else's */
+    }
+    snprintf(m.name, sizeof m.name, "%s", name);
+    err = w->fn(w->arg, &m);
+    close(m.fd);
+    return err;
+}
+
+static mx_err each_model(const opened *o, const char *only, mx_err (*fn)(void *, const model_dir *),
+                         void *arg)
+{
+    model_walk w = {only, fn, arg};
+    return each_name(o->v1, ".", visit_model, &w);
+}
+
+/* ---- manifests ------------------------------------------------------------------------------- */
+
+/* Reads and checks one; *copy is the caller's to free, m points into it. */
+static mx_err read_manifest(int dir, const char *name, const mx_hash256 *id, mx_disk_manifest *m,
+                            uint8_t **copy, mx_errbuf *eb)
+{
+    int fd = -1;
+    uint64_t bytes = 0;
+    *copy = NULL;
+    MX_TRY(mx_cold_open_file(&mx_cold_real_fileops, dir, name, &fd, &bytes, eb));
+    mx_err err = MX_OK;
+    if (bytes < MX_DISK_MANIFEST_HEADER_BYTES || bytes > MX_DISK_MANIFEST_MAX_BYTES) {
+        err = mx_fail(eb, MX_E_CORRUPT, "size");
+    } else if ((*copy = mx_alloc((size_t)bytes)) == NULL) {
+        err = mx_fail(eb, MX_E_NOMEM, "out of memory");
+    } else {
+        struct iovec iov = {*copy, (size_t)bytes};
+        err = mx_cold_read_all(&mx_cold_real_fileops, fd, &iov, 1, eb);
+    }
+    if (err == MX_OK) {
+        err = mx_disk_manifest_decode(m, *copy, (size_t)bytes, eb);
+    }
+    if (err == MX_OK && !mx_hash256_eq(&m->page_ids[m->n_pages - 1], id)) {
+        err = mx_fail(eb, MX_E_CORRUPT, "the name is not the last page");
+    }
+    close(fd);
+    if (err != MX_OK) {
+        mx_free(*copy);
+        *copy = NULL;
+    }
+    return err;
+}
+
+static void page_path(const mx_hash256 *id, char path[MX_COLD_NAME_CAP + 8])
+{
+    char xx[3], name[MX_COLD_NAME_CAP];
+    mx_cold_page_name(id, xx, name);
+    snprintf(path, MX_COLD_NAME_CAP + 8, "pages/%s/%.80s", xx, name);
+}
+
+typedef struct listing {
+    mx_cold_entry_fn *fn;
+    void *arg;
+    const model_dir *model;
+    bool is_over;
+} listing;
+
+static mx_err list_one(void *arg, int dir, const char *name)
+{
+    listing *l = arg;
+    mx_hash256 id;
+    mx_disk_manifest m;
+    uint8_t *copy;
+    struct stat st;
+    mx_errbuf eb;
+    if (l->is_over || !has_suffix(name, ".session", &id)
+        || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0
+        || read_manifest(dir, name, &id, &m, &copy, &eb) != MX_OK)
+    {
+        return MX_OK;
+    }
+    mx_cold_entry e = {
+        .root = m.root,
+        .id = id,
+        .is_turn = m.entry_kind == MX_DISK_ENTRY_TURN,
+        .n_tokens = m.n_tokens,
+        .n_pages = m.n_pages,
+        .bytes = (uint64_t)st.st_size,
+        .created_s = (int64_t)m.created_s,
+        .used_s = st.st_mtim.tv_sec,
+    };
+    snprintf(e.folder, sizeof e.folder, "%s", l->model->name);
+    for (uint32_t i = 0; i < m.n_pages; i++) {
+        char path[MX_COLD_NAME_CAP + 8];
+        page_path(&m.page_ids[i], path);
+        if (fstatat(l->model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
+            e.bytes += (uint64_t)st.st_size;
+        } else {
+            e.n_missing++;
+        }
+    }
+    mx_free(copy);
+    l->is_over = !l->fn(l->arg, &e);
+    return MX_OK;
+}
+
+static mx_err list_model(void *arg, const model_dir *m)
+{
+    listing *l = arg;
+    l->model = m;
+    return each_name(m->fd, "sessions", list_one, l);
+}
+
+static mx_err done(opened *o, mx_err err)
+{
+    close_all(o);
+    return err == MX_E_NOT_FOUND ? MX_OK : err;
+}
+
+mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, void *arg,
+                    mx_errbuf *eb)
+{
+    opened o;
+    listing l = {.fn = fn, .arg = arg};
+    mx_err err = open_all(&o, dir, false, eb);
+    if (err == MX_OK) {
+        err = each_model(&o, folder, list_model, &l);
+    }
+    return done(&o, err);
+}
+
+/* ---- checking -------------------------------------------------------------------------------- */
+
+typedef struct checking {
+    const mx_hash256 *only; /* this manifest and its pages; NULL = all */
+    mx_hash256 *pages;      /* [n_pages] then: the pages, sorted */
+    size_t n_pages;
+    bool quarantine;
+    mx_cold_bad_fn *fn;
+    void *arg;
+    mx_cold_counts *out;
+    const model_dir *model;
+    char folder[16]; /* of the file at hand, below the model's: "pages/ab" */
+    uint8_t *bytes;  /* scratch */
+    size_t bytes_cap;
+} checking;
+
+static int compare_hash(const void *a, const void *b)
+{
+    return memcmp(a, b, sizeof(mx_hash256));
+}
+
+static bool is_among(const mx_hash256 *sorted, size_t n, const mx_hash256 *id)
+{
+    return n > 0 && bsearch(id, sorted, n, sizeof *sorted, compare_hash) != NULL;
+}
+
+static void judge(checking *c, int dir, const char *name, mx_err err, const mx_errbuf *eb)
+{
+    if (err == MX_E_UNSUPPORTED) {
+        c->out->n_foreign++;
+    }
+    if (err == MX_OK || err == MX_E_UNSUPPORTED || err == MX_E_NOT_FOUND) {
+        return;
+    }
+    c->out->n_bad++;
+    char path[256];
+    snprintf(path, sizeof path, "v1/%s/%s/%s", c->model->name, c->folder, name);
+    c->fn(c->arg, path, eb->text);
+    if (c->quarantine && err == MX_E_CORRUPT) {
+        mx_cold_folder f;
+        mx_hash256 root = {{0}};
+        mx_cold_folder_init(&f, &mx_cold_real_fileops, "", &root);
+        f.root_fd = c->model->fd; /* lent */
+        c->out->n_moved += mx_cold_quarantine(&f, dir, name, eb->text);
+    }
+}
+
+static mx_err check_page_bytes(const mx_hash256 *id, const uint8_t *bytes, size_t n, mx_errbuf *eb)
+{
+    mx_disk_page page;
+    MX_TRY(mx_disk_page_decode(&page, bytes, n, eb));
+    if (!mx_hash256_eq(&page.own, id)) {
+        return mx_fail(eb, MX_E_CORRUPT, "the name is not the identity");
+    }
+    if (n != MX_DISK_PAYLOAD_AT + page.payload_bytes) {
+        return mx_fail(eb, MX_E_CORRUPT, "size");
+    }
+    return mx_disk_page_verify(&page, bytes + MX_DISK_PAYLOAD_AT, (size_t)page.payload_bytes, eb);
+}
+
+static mx_err check_page(void *arg, int dir, const char *name)
+{
+    enum { MAX_PAGE_BYTES = 256 << 20 };
+    checking *c = arg;
+    mx_hash256 id;
+    mx_errbuf eb = {{0}};
+    int fd = -1;
+    uint64_t n = 0;
+    if (!has_suffix(name, ".page", &id)
+        || (c->only != NULL && !is_among(c->pages, c->n_pages, &id)))
+    {
+        return MX_OK;
+    }
+    mx_err err = mx_cold_open_file(&mx_cold_real_fileops, dir, name, &fd, &n, &eb);
+    if (err == MX_OK && (n < MX_DISK_PAYLOAD_AT || n > MAX_PAGE_BYTES)) {
+        err = mx_fail(&eb, MX_E_CORRUPT, "size");
+    }
+    void *bytes = c->bytes;
+    if (err == MX_OK && !mx_grow(&bytes, &c->bytes_cap, (size_t)n, 1)) {
+        close(fd);
+        return MX_E_NOMEM;
+    }
+    c->bytes = bytes;
+    if (err == MX_OK) {
+        struct iovec iov = {c->bytes, (size_t)n};
+        err = mx_cold_read_all(&mx_cold_real_fileops, fd, &iov, 1, &eb);
+    }
+    if (err == MX_OK) {
+        err = check_page_bytes(&id, c->bytes, (size_t)n, &eb);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    c->out->n_files++;
+    c->out->n_bytes += n;
+    judge(c, dir, name, err, &eb);
+    return MX_OK;
+}
+
+static mx_err check_xx(void *arg, int dir, const char *name)
+{
+    checking *c = arg;
+    if (strlen(name) != 2 || strspn(name, "0123456789abcdef") != 2) {
+        return MX_OK;
+    }
+    snprintf(c->folder, sizeof c->folder, "pages/%s", name);
+    return each_name(dir, name, check_page, c);
+}
+
+static mx_err check_manifest(void *arg, int dir, const char *name)
+{
+    checking *c = arg;
+    mx_hash256 id;
+    mx_disk_manifest m;
+    uint8_t *copy;
+    mx_errbuf eb = {{0}};
+    struct stat st;
+    if (!has_suffix(name, ".session", &id) || (c->only != NULL && !mx_hash256_eq(c->only, &id))) {
+        return MX_OK;
+    }
+    mx_err err = read_manifest(dir, name, &id, &m, &copy, &eb);
+    c->out->n_files++;
+    c->out->n_bytes +=
+        fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (uint64_t)st.st_size : 0;
+    if (err == MX_OK && c->only != NULL) {
+        c->pages = mx_alloc(m.n_pages * sizeof *c->pages);
+        if (c->pages == NULL) {
+            mx_free(copy);
+            return MX_E_NOMEM;
+        }
+        memcpy(c->pages, m.page_ids, m.n_pages * sizeof *c->pages);
+        c->n_pages = m.n_pages;
+        qsort(c->pages, c->n_pages, sizeof *c->pages, compare_hash);
+    }
+    mx_free(copy);
+    judge(c, dir, name, err, &eb);
+    return MX_OK;
+}
+
+static mx_err check_model(void *arg, const model_dir *m)
+{
+    checking *c = arg;
+    c->model = m;
+    snprintf(c->folder, sizeof c->folder, "sessions");
+    MX_TRY(each_name(m->fd, "sessions", check_manifest, c));
+    mx_err err = each_name(m->fd, "pages", check_xx, c);
+    mx_free(c->pages);
+    c->pages = NULL;
+    c->n_pages = 0;
+    return err;
+}
+
+mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx_cold_bad_fn *fn,
+                      void *arg, mx_cold_counts *out, mx_errbuf *eb)
+{
+    opened o;
+    *out = (mx_cold_counts){0};
+    checking c = {.only = id, .quarantine = quarantine, .fn = fn, .arg = arg, .out = out};
+    mx_err err = open_all(&o, dir, quarantine, eb);
+    if (err == MX_OK) {
+        err = each_model(&o, NULL, check_model, &c);
+    }
+    mx_free(c.bytes);
+    close_all(&o);
+    if (id != NULL && (err == MX_OK || err == MX_E_NOT_FOUND) && out->n_files == 0) {
+        return mx_fail(eb, MX_E_NOT_FOUND, "there is no such entry in %s", dir);
+    }
+    return err == MX_E_NOT_FOUND ? MX_OK : err;
+}
+
+/* ---- removing -------------------------------------------------------------------------------- */
+
+static void remove_file(int dir, const char *path, mx_cold_counts *out)
+{
+    struct stat st;
+    if (fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)
+        && unlinkat(dir, path, 0) == 0)
+    {
+        out->n_files++;
+        out->n_bytes += (uint64_t)st.st_size;
+    }
+}
+
+/* The pages of all manifests but one. */
+typedef struct kept {
+    const mx_hash256 *but;
+    mx_hash256 *ids; /* [n] */
+    size_t n, cap;
+} kept;
+
+static mx_err keep_pages(void *arg, int dir, const char *name)
+{
+    kept *k = arg;
+    mx_hash256 id;
+    mx_disk_manifest m;
+    uint8_t *copy;
+    mx_errbuf eb;
+    if (!has_suffix(name, ".session", &id) || mx_hash256_eq(&id, k->but)) {
+        return MX_OK;
+    }
+    mx_err err = read_manifest(dir, name, &id, &m, &copy, &eb);
+    if (err != MX_OK) {
+        return err == MX_E_NOMEM ? err : MX_OK;
+    }
+    void *ids = k->ids;
+    bool ok = mx_grow(&ids, &k->cap, k->n + m.n_pages, sizeof *k->ids);
+    k->ids = ids;
+    if (ok) {
+        memcpy(k->ids + k->n, m.page_ids, m.n_pages * sizeof *k->ids);
+        k->n += m.n_pages;
+    }
+    mx_free(copy);
+    return ok ? MX_OK : MX_E_NOMEM;
+}
+
+typedef struct removal {
+    const mx_hash256 *id;
+    mx_cold_counts *out;
+    bool was_found;
+} removal;
+
+static mx_err remove_from(void *arg, const model_dir *model)
+{
+    removal *r = arg;
+    char name[MX_COLD_NAME_CAP], path[MX_COLD_NAME_CAP + 16];
+    mx_disk_manifest m;
+    uint8_t *copy = NULL;
+    mx_errbuf eb;
+    struct stat st;
+    mx_cold_session_name(r->id, name);
+    snprintf(path, sizeof path, "sessions/%.90s", name);
+    if (fstatat(model->fd, path, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return MX_OK;
+    }
+    r->was_found = true;
+    kept k = {.but = r->id};
+    mx_err err = read_manifest(model->fd, path, r->id, &m, &copy, &eb);
+    if (err != MX_OK && err != MX_E_CORRUPT) {
+        return err;
+    }
+    err = each_name(model->fd, "sessions", keep_pages, &k);
+    if (err == MX_OK) {
+        /* The manifest first: a removal that is interrupted leaves pages, which age, and no promise. */
+        remove_file(model->fd, path, r->out);
+        if (k.n > 0) {
+            qsort(k.ids, k.n, sizeof *k.ids, compare_hash);
+        }
+        for (uint32_t i = copy != NULL ? m.n_pages : 0; i-- > 0;) {
+            if (!is_among(k.ids, k.n, &m.page_ids[i])) {
+                page_path(&m.page_ids[i], path);
+                remove_file(model->fd, path, r->out);
+            }
+        }
+    }
+    mx_free(k.ids);
+    mx_free(copy);
+    return err;
+}
+
+mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
+                            mx_cold_counts *out, mx_errbuf *eb)
+{
+    opened o;
+    *out = (mx_cold_counts){0};
+    removal r = {.id = id, .out = out};
+    mx_err err = open_all(&o, dir, true, eb);
+    if (err == MX_OK) {
+        err = each_model(&o, folder, remove_from, &r);
+    }
+    close_all(&o);
+    if ((err == MX_OK && !r.was_found) || err == MX_E_NOT_FOUND) {
+        return mx_fail(eb, MX_E_NOT_FOUND, "there is no such entry in %s", dir);
+    }
+    return err;
+}
+
+/* ---- everything, or what is too much --------------------------------------------------------- */
+
+typedef struct old_file {
+    char *path; /* below v1 */
+    uint64_t bytes;
+    int64_t mtime_ns;
+    unsigned rank; /* 0 goes always, 1 before the rest */
+} old_file;
+
+typedef struct gathering {
+    old_file *files; /* [n] */
+    size_t n, cap;
+    char prefix[100]; /* of the files at hand, below v1 */
+    unsigned rank;
+} gathering;
+
+enum { RANK_TRASH, RANK_QUARANTINE, RANK_STORED };
+
+static mx_err gather_one(void *arg, int dir, const char *name)
+{
+    gathering *g = arg;
+    struct stat st;
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)
+        || strlen(name) > 128)
+    {
+        return MX_OK;
+    }
+    mx_hash256 id;
+    if (g->rank == RANK_STORED && !has_suffix(name, ".page", &id) && !has_suffix(name, ".session", &id)
+        && !has_suffix(name, ".state", &id))
+    {
+        return MX_OK; /* not ours */
+    }
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", g->prefix, name);
+    void *files = g->files;
+    bool ok = mx_grow(&files, &g->cap, g->n + 1, sizeof *g->files);
+    g->files = files;
+    char *copy = ok ? mx_strdup(path) : NULL;
+    if (copy == NULL) {
+        return MX_E_NOMEM;
+    }
+    g->files[g->n++] = (old_file){copy, (uint64_t)st.st_size,
+                                  (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
+                                  g->rank};
+    return MX_OK;
+}
+
+typedef struct xx_walk {
+    gathering *g;
+    const model_dir *model;
+    const char *kind; /* "pages", "states" */
+} xx_walk;
+
+static mx_err gather_xx(void *arg, int dir, const char *name)
+{
+    const xx_walk *w = arg;
+    if (strlen(name) != 2 || strspn(name, "0123456789abcdef") != 2) {
+        return MX_OK;
+    }
+    snprintf(w->g->prefix, sizeof w->g->prefix, "%s/%s/%s", w->model->name, w->kind, name);
+    return each_name(dir, name, gather_one, w->g);
+}
+
+static mx_err gather_model(void *arg, const model_dir *m)
+{
+    gathering *g = arg;
+    static const struct {
+        const char *name;
+        unsigned rank;
+        bool has_xx;
+    } kinds[] = {{"pages", RANK_STORED, true}, {"states", RANK_STORED, true},
+                 {"sessions", RANK_STORED, false}, {"trash", RANK_TRASH, false},
+                 {"quarantine", RANK_QUARANTINE, false}};
+    for (size_t i = 0; i < MX_COUNT(kinds); i++) {
+        g->rank = kinds[i].rank;
+        if (kinds[i].has_xx) {
+            MX_TRY(each_name(m->fd, kinds[i].name, gather_xx, &(xx_walk){g, m, kinds[i].name}));
+        } else {
+            snprintf(g->prefix, sizeof g->prefix, "%s/%s", m->name, kinds[i].name);
+            MX_TRY(each_name(m->fd, kinds[i].name, gather_one, g));
+        }
+    }
+    return MX_OK;
+}
+
+/* What is of no use first, then oldest first: the page nearest to the root is the youngest of its chain, so
+ * oldest first is leaf first. */
+static int compare_age(const void *a, const void *b)
+{
+    const old_file *x = a, *y = b;
+    if (x->rank != y->rank) {
+        return x->rank < y->rank ? -1 : 1;
+    }
+    return x->mtime_ns < y->mtime_ns ? -1 : x->mtime_ns > y->mtime_ns;
+}
+
+/* Removes files of one model or all until at most max_bytes are left (0 = all files). */
+static mx_err shrink(const char *dir, const char *folder, uint64_t max_bytes, mx_cold_counts *out,
+                     mx_errbuf *eb)
+{
+    opened o;
+    *out = (mx_cold_counts){0};
+    gathering g = {0};
+    mx_err err = open_all(&o, dir, true, eb);
+    if (err == MX_OK) {
+        err = each_model(&o, folder, gather_model, &g);
+    }
+    uint64_t left = 0;
+    for (size_t i = 0; i < g.n; i++) {
+        left += g.files[i].bytes;
+    }
+    if (g.n > 0) {
+        qsort(g.files, g.n, sizeof *g.files, compare_age);
+    }
+    for (size_t i = 0; i < g.n; i++) {
+        if (err == MX_OK && (g.files[i].rank == RANK_TRASH || left > max_bytes)) {
+            uint64_t before = out->n_bytes;
+            remove_file(o.v1, g.files[i].path, out);
+            left -= mx_min_size(out->n_bytes - before, left);
+        }
+        mx_free(g.files[i].path);
+    }
+    mx_free(g.files);
+    return done(&o, err);
+}
+
+mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, mx_cold_counts *out, mx_errbuf *eb)
+{
+    return shrink(dir, NULL, max_bytes, out, eb);
+}
+
+mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out, mx_errbuf *eb)
+{
+    return shrink(dir, folder, 0, out, eb);
+}

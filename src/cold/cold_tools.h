@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cold_tools.h: a cache folder as people look at it: what is in it, is it sound, remove some of it.
+ *
+ * Works on the folder alone, with or without a server on it: files are only added under new names or
+ * removed, and whoever removes holds gc.lock, as the servers do. Blocks for as long as the folder
+ * does. Any thread; no state.
+ */
+#ifndef MX_COLD_TOOLS_H
+#define MX_COLD_TOOLS_H
+
+#include "base/err.h"
+#include "base/hash.h"
+
+/* A conversation's point on disk: one manifest and the pages that it names. */
+typedef struct mx_cold_entry {
+    char folder[65];       /* hex name of the model's folder */
+    mx_hash256 root;       /* with the isolation salt, when there is one: then it is not the folder's */
+    mx_hash256 id;         /* identity of the last page: the manifest's name */
+    bool is_turn;          /* end of a turn, else of a prompt */
+    uint64_t n_tokens;
+    uint32_t n_pages, n_missing; /* named, and of those not there */
+    uint64_t bytes;        /* of manifest and pages; pages that others share count in full */
+    int64_t created_s, used_s;
+} mx_cold_entry;
+
+/* False ends the walk. */
+typedef bool mx_cold_entry_fn(void *arg, const mx_cold_entry *e);
+
+/* Calls fn for each sound manifest; of one model's folder (64 hex digits), or NULL = all. A folder
+ * that is not there is empty. MX_E_INVALID: not a cache folder (no marker). */
+mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, void *arg,
+                    mx_errbuf *eb);
+
+typedef struct mx_cold_counts {
+    uint64_t n_files, n_bytes;   /* looked at, or removed */
+    uint64_t n_bad, n_foreign;   /* damaged; of a version that this one does not know */
+    uint64_t n_moved;            /* of n_bad: to quarantine */
+} mx_cold_counts;
+
+/* Checks every page and manifest as a reader would (docs/file-format.md, section 7, but for what only
+ * a request knows). fn is told of each file that is not sound. With quarantine they are moved there.
+ * id: only that manifest and its pages. */
+typedef void mx_cold_bad_fn(void *arg, const char *path, const char *reason);
+mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx_cold_bad_fn *fn,
+                      void *arg, mx_cold_counts *out, mx_errbuf *eb);
+
+/* Removes leftovers, and the oldest files until at most max_bytes are left. */
+mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, mx_cold_counts *out, mx_errbuf *eb);
+
+/* Removes the manifest of that name and the pages that no other manifest names. MX_E_NOT_FOUND. */
+mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
+                            mx_cold_counts *out, mx_errbuf *eb);
+/* Removes all that one model's folder holds. MX_OK also when it is not there. */
+mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out,
+                             mx_errbuf *eb);
+
+#endif
