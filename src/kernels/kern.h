@@ -126,6 +126,26 @@ typedef struct mx_attn_args {
 
 /* ---- the table -------------------------------------------------------------------------------- */
 
+/* ---- Gated DeltaNet -------------------------------------------------------------------------- */
+
+/* Some columns of one head's state S [d keys][d values] over the rows of a chunk, in order. S is
+ * cut into slabs of 16 columns: [n_cols / 16][d][16]. */
+typedef struct mx_gdn_args {
+    uint32_t d;      /* a multiple of 16 */
+    uint32_t n_cols; /* a multiple of 16 */
+    uint32_t n_rows; /* > 0 */
+    const float *q;  /* [d], scaled; ld floats to the next row, as for k and v */
+    const float *k;  /* [d] */
+    const float *v;  /* [n_cols] */
+    size_t ld;
+    const float *decay, *beta; /* one number each; ld_gates floats to the next row's */
+    size_t ld_gates;
+    const float *from; /* before the first row */
+    float *to;         /* behind the last row; may be `from` */
+    float *out;        /* [n_cols]; ldo floats to the next row */
+    size_t ldo;
+} mx_gdn_args;
+
 typedef struct mx_kern {
     mx_cpu_level level;
     const char *name; /* "portable", "avx2", ... */
@@ -168,6 +188,19 @@ typedef struct mx_kern {
     void (*scale)(float *x, float s, size_t n);                               /* x *= s */
     void (*add_scaled)(float *y, float s, const float *x, size_t n);          /* y += s * x */
     void (*softmax)(float *x, size_t n);                                      /* in place */
+
+    /* What Gated DeltaNet hybrids need (section 14). */
+    void (*sigmoid)(float *x, size_t n);                            /* in place */
+    void (*sigmoid_mul)(float *y, const float *gate, size_t n);     /* y *= sigmoid(gate) */
+    void (*l2norm)(float *x, float scale_to, uint32_t n);           /* to the length scale_to */
+    /* x = exp(a softplus(x + dt)) */
+    void (*gdn_decay)(float *x, const float *dt, const float *a, size_t n);
+    /* silu of a causal convolution of each channel, in place, row after row. taps [n_taps][ld] and
+     * past [n_taps - 1][ld]: the inputs before the first row, oldest first; afterwards those before
+     * the row behind the last. n channels, a multiple of 16. */
+    void (*gdn_conv)(float *x, size_t ldx, uint32_t n_rows, uint32_t n, const float *taps,
+                     float *past, uint32_t n_taps, size_t ld);
+    void (*gdn_step)(const mx_gdn_args *args);
 } mx_kern;
 
 /* The best level the CPU (and OS) has, at most `max_level`. The AVX-512 and NEON levels may be
@@ -187,7 +220,8 @@ void mx_kern_thread_init(void);
  * a few milliseconds. */
 #define MX_NUMERICS_NAME "mx1-a16"
 mx_hash256 mx_kern_numerics_id(const mx_kern *k);
-/* The same for the functions that only some architectures need. */
+/* The same for the functions that only some architectures need: those of sections 13 and 14. */
 mx_hash256 mx_kern_extras_id(const mx_kern *k);
+mx_hash256 mx_kern_gdn_id(const mx_kern *k);
 
 #endif

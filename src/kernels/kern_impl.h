@@ -264,11 +264,15 @@ static bool kv_store(mx_kv_type type, uint8_t *k_tile, uint8_t *v_tile, uint32_t
 
 #include "kernels/kern_impl_attn.h"
 
+#include "kernels/kern_impl_gdn.h"
+
 #define MX_KERN_TABLE(lvl, text)                                                                   \
     {                                                                                              \
         .level = (lvl), .name = (text), .rmsnorm = rmsnorm, .act_quantize = act_quantize,          \
         .matmul = matmul, .wmat_row = mx_wmat_row_portable, .rope = rope, .kv_store = kv_store,    \
         .attention = attention, .attn_scratch_floats = attn_scratch_floats,                        \
         .silu_mul = silu_mul, .add = add, .all_finite = all_finite, .gelu_mul = gelu_mul,          \
-        .scale = scale, .add_scaled = add_scaled, .softmax = softmax,                              \
+        .scale = scale, .add_scaled = add_scaled, .softmax = softmax, .sigmoid = sigmoid,          \
+        .sigmoid_mul = sigmoid_mul, .l2norm = l2norm, .gdn_decay = gdn_decay,                      \
+        .gdn_conv = gdn_conv, .gdn_step = gdn_step,                                                \
     }

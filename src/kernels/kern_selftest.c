@@ -245,3 +245,54 @@ mx_hash256 mx_kern_extras_id(const mx_kern *k)
     }
     return c.digest;
 }
+
+/* Two heads' worth of a hybrid layer: everything behind its matrices. */
+mx_hash256 mx_kern_gdn_id(const mx_kern *k)
+{
+    static const char tag[] = MX_NUMERICS_NAME " gdn 1";
+    enum { D = 48, N_ROWS = 3, N_TAPS = 4, N = 67 };
+    float x[N];
+    float y[N];
+    float taps[N_TAPS][D];
+    float past[N_TAPS - 1][D];
+    float rows[3][N_ROWS][D];
+    float out[N_ROWS][D];
+    float state[D * D];
+    float gates[2][N_ROWS];
+    chain c = {.digest = mx_sha256_of(tag, sizeof tag), .seed = 3};
+    fill_floats(&c, x, N);
+    fill_floats(&c, y, N);
+    for (int i = 0; i < N; i++) {
+        x[i] *= (float)(1 << i % 9);
+    }
+    k->sigmoid_mul(y, x, N);
+    absorb(&c, y, sizeof y);
+    k->gdn_decay(x, y, y + 1, N - 1);
+    absorb(&c, x, sizeof x);
+    k->sigmoid(x, N);
+    absorb(&c, x, sizeof x);
+    fill_floats(&c, taps[0], sizeof taps / sizeof(float));
+    fill_floats(&c, past[0], sizeof past / sizeof(float));
+    fill_floats(&c, rows[0][0], sizeof rows / sizeof(float));
+    fill_floats(&c, state, D * D);
+    for (int i = 0; i < 3; i++) {
+        k->gdn_conv(rows[i][0], D, N_ROWS, D, taps[0], past[0], N_TAPS, D);
+    }
+    absorb(&c, rows, sizeof rows);
+    absorb(&c, past, sizeof past);
+    for (int r = 0; r < N_ROWS; r++) {
+        k->l2norm(rows[0][r], 0.25f, D);
+        k->l2norm(rows[1][r], 1.0f, D);
+        gates[0][r] = 0.5f + 0.25f * next_float(&c);
+        gates[1][r] = next_float(&c);
+    }
+    const mx_gdn_args args = {
+        .d = D, .n_cols = D, .n_rows = N_ROWS, .q = rows[0][0], .k = rows[1][0], .v = rows[2][0],
+        .ld = D, .decay = gates[0], .beta = gates[1], .ld_gates = 1, .from = state, .to = state,
+        .out = out[0], .ldo = D,
+    };
+    k->gdn_step(&args);
+    absorb(&c, out, sizeof out);
+    absorb(&c, state, sizeof state);
+    return c.digest;
+}

@@ -30,6 +30,9 @@ enum {
     VEC_WIDE_4 = 1,
 };
 
+/* 8 sums of 8 lanes; more would not fit the registers beside the rest */
+#define VEC_GDN_SLABS 2
+
 #if defined(MX_NO_UNROLL)
 #define MX_UNROLL
 #elif defined(__clang__)

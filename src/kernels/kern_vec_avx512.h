@@ -30,6 +30,9 @@ enum {
     VEC_WIDE_4 = 4,
 };
 
+/* 8 sums of 16 lanes */
+#define VEC_GDN_SLABS 4
+
 #if defined(MX_NO_UNROLL)
 #define MX_UNROLL
 #elif defined(__clang__)

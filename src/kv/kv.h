@@ -9,12 +9,12 @@
  * appender) may write the next row; every other fork copies the rows it needs into a page of its
  * own.
  *
- * Models with recurrent layers have a state beside the pages, valid at one position only: it can be
- * shared, but not cut. Pages of such models hold only the layers that do have keys and values.
+ * Models with recurrent layers have a state beside the pages, valid at one position only: it can
+ * be shared, but not cut. Pages of such models hold only the layers that do have keys and values.
  *
- * Ownership and threads: pool, pages, states and sequences belong to the engine thread. Other threads may
- * read committed payload rows, their tokens, and index of a page on which a reference is held for
- * them (id, too, once the page is sealed); the compute pool writes reserved rows on the engine's
+ * Ownership and threads: pool, pages, states and sequences belong to the engine thread. Other
+ * threads may read committed payload rows, their tokens, and index of a page on which a reference
+ * is held for them (id, too, once the page is sealed); the compute pool writes reserved rows on the engine's
  * behalf. Everything else in a page, reference counts and the parent pointer above all, is read and
  * changed on the engine thread only: a parent may be exchanged for another page object with the
  * same identity (the bank does that when it removes a duplicate).
@@ -60,8 +60,8 @@ struct mx_page {
 
 typedef struct mx_kv_pool mx_kv_pool;
 
-/* Reserves address space for max_pages; memory is committed and pre-faulted slab by slab. MX_E_LIMIT
- * when one sequence with its states would not fit. */
+/* Reserves address space for max_pages; memory is committed and pre-faulted slab by slab.
+ * MX_E_LIMIT when one sequence with its states would not fit. */
 mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages,
                          mx_errbuf *eb);
 void mx_kv_pool_destroy(mx_kv_pool *p); /* all pages must have been released: asserted */
@@ -117,10 +117,10 @@ mx_hash256 mx_page_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
 
 /* ---- states ----------------------------------------------------------------------------------- */
 
-/* The recurrent state behind n_tokens tokens. Its bytes in RAM are its bytes on disk; what they mean
- * is the model's business, and its layout part of the root. Immutable once it belongs to a sequence
- * as `state`: snapshots are references. Other threads may read n_tokens and data of a state on which
- * a reference is held for them. */
+/* The recurrent state behind n_tokens tokens. Its bytes in RAM are its bytes on disk; what they
+ * mean is the model's business, and its layout part of the root. Immutable once it belongs to a
+ * sequence as `state`: snapshots are references. Other threads may read n_tokens and data of a
+ * state on which a reference is held for them. */
 typedef struct mx_kvstate mx_kvstate;
 struct mx_kvstate {
     uint8_t *data;         /* [shape.state_bytes], 64-byte aligned */
@@ -159,17 +159,17 @@ void mx_seq_free(mx_seq *s); /* drops all references; safe on a zeroed struct */
 
 /* Makes rows for (at least) n_new tokens behind n_tokens writable: takes the append right of the
  * last page or copies its rows, allocates pages, and `next` where the shape has states. What is
- * reserved already counts. MX_E_FULL (nothing changed but what was already reserved) when the pool is
- * exhausted, MX_E_NOMEM likewise. */
+ * reserved already counts. MX_E_FULL (nothing changed but what was already reserved) when the pool
+ * is exhausted, MX_E_NOMEM likewise. */
 mx_err mx_seq_reserve(mx_seq *s, size_t n_new);
 /* The n_new tokens' rows have been written: they become part of the sequence; full pages are sealed
- * and get their identity. n_new <= reserved. With states, n_new must be all rows that were computed:
- * `next`, which the forward pass has written, becomes the state. */
+ * and get their identity. n_new <= reserved. With states, n_new must be all rows that were
+ * computed: `next`, which the forward pass has written, becomes the state. */
 void mx_seq_commit(mx_seq *s, const int32_t *tokens, size_t n_new);
 /* Forgets reserved, uncommitted rows and returns pages that hold nothing else, and `next`. */
 void mx_seq_rollback(mx_seq *s);
-/* Shortens to n_tokens (a fork of the last page happens at the next reserve). A state cannot be cut:
- * a sequence that has one becomes empty unless n_tokens is what it has. */
+/* Shortens to n_tokens (a fork of the last page happens at the next reserve). A state cannot be
+ * cut: a sequence that has one becomes empty unless n_tokens is what it has. */
 void mx_seq_cut(mx_seq *s, size_t n_tokens);
 /* Adds a page that continues the chain (parent and index already right); takes over the caller's
  * reference (not on failure, MX_E_NOMEM). n_rows of it become part of the sequence; only the last
@@ -180,8 +180,8 @@ mx_err mx_seq_push_page(mx_seq *s, mx_page *page, uint32_t n_rows) MX_MUST_CHECK
  * one that the sequence had before. MX_E_INVALID (nothing taken over) when st->n_tokens is not
  * seq->n_tokens, which the caller must prevent: asserted. */
 mx_err mx_seq_set_state(mx_seq *s, mx_kvstate *st);
-/* Makes dst (initialised, empty, same pool and root) share the first n_tokens <= src->n_tokens. With
- * states only all of them or none: MX_E_INVALID otherwise. */
+/* Makes dst (initialised, empty, same pool and root) share the first n_tokens <= src->n_tokens.
+ * With states only all of them or none: MX_E_INVALID otherwise. */
 mx_err mx_seq_fork(mx_seq *dst, const mx_seq *src, size_t n_tokens) MX_MUST_CHECK;
 
 /* Full invariant walk; aborts with a message on a violation. Compiled in debug builds, a no-op in

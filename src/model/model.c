@@ -85,6 +85,8 @@ static void fill_config(mx_model *m, const mx_gguf *g)
     (void)mx_gguf_get_str(g, "general.name", &name, NULL);
     copy_text(c->name, sizeof c->name, name);
     c->n_layers = bp->n_layers;
+    c->n_gdn_layers = mx_n_gdn_layers(bp);
+    c->n_mtp_layers = bp->n_mtp_layers;
     c->n_embd = bp->n_embd;
     c->n_heads = bp->n_heads;
     c->n_kv_heads = bp->n_kv_heads;
@@ -97,6 +99,7 @@ static void fill_config(mx_model *m, const mx_gguf *g)
     c->n_ctx = bp->n_ctx;
     c->rms_eps = bp->rms_eps;
     c->n_params = m->w.n_params;
+    c->n_mtp_params = m->w.n_mtp_params;
     c->file_bytes = 0;
     for (size_t i = 0; i < mx_gguf_n_parts(g); i++) {
         c->file_bytes += mx_gguf_part_at(g, i).n_bytes;
@@ -108,12 +111,15 @@ static void fill_config(mx_model *m, const mx_gguf *g)
  * pages. */
 static mx_hash256 numerics_of(const mx_model *m)
 {
-    mx_hash256 ids[2] = {mx_kern_numerics_id(m->kern)};
-    if (!mx_needs_extras(&m->bp)) {
-        return ids[0];
+    mx_hash256 ids[3] = {mx_kern_numerics_id(m->kern)};
+    size_t n = 1;
+    if (mx_needs_extras(&m->bp)) {
+        ids[n++] = mx_kern_extras_id(m->kern);
     }
-    ids[1] = mx_kern_extras_id(m->kern);
-    return mx_sha256_of(ids, sizeof ids);
+    if (mx_needs_gdn(&m->bp)) {
+        ids[n++] = mx_kern_gdn_id(m->kern);
+    }
+    return n == 1 ? ids[0] : mx_sha256_of(ids, n * sizeof *ids);
 }
 
 static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *opt,
@@ -121,13 +127,17 @@ static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *o
 {
     MX_TRY(mx_blueprint_read(&m->bp, g, opt->n_ctx, eb));
     MX_TRY(load_vocabulary(m, g, eb));
-    m->kv_shape = (mx_kv_shape){.n_layers = m->bp.n_layers,
+    m->kv_shape = (mx_kv_shape){.n_layers = m->bp.n_layers - mx_n_gdn_layers(&m->bp),
                                 .n_kv_heads = m->bp.n_kv_heads,
                                 .head_dim = m->bp.head_dim,
-                                .type = opt->kv_type};
+                                .type = opt->kv_type,
+                                .state_bytes = mx_n_gdn_layers(&m->bp) *
+                                               mx_gdn_state_floats(&m->bp) * sizeof(float)};
     if (mx_kv_page_bytes(&m->kv_shape) == 0) {
         return mx_fail(eb, MX_E_UNSUPPORTED, "%u layers with %u key-value heads of %u dimensions "
-                       "make no KV page", m->bp.n_layers, m->bp.n_kv_heads, m->bp.head_dim);
+                       "make no KV page, or the %zu bytes beside them no state",
+                       m->kv_shape.n_layers, m->bp.n_kv_heads, m->bp.head_dim,
+                       m->kv_shape.state_bytes);
     }
     MX_TRY(load_fingerprint(m, g, opt->fingerprint_cache_dir, eb));
     MX_TRY(mx_weights_load(&m->w, &m->bp, g, m->pool, eb));
@@ -183,6 +193,8 @@ void mx_model_destroy(mx_model *m)
 /* Rows of the RoPE table that go into the root: they show a changed sine as well as a changed key,
  * and do not depend on the context length in force. */
 enum { ROOT_ROPE_ROWS = 16, ROOT_FIXED_BYTES = 512, LAYOUT_VERSION = 1, MAX_N_ROT = 1024 };
+/* Of what mx_gdn_state_floats describes. */
+enum { STATE_LAYOUT_VERSION = 1 };
 
 static void put32(uint8_t **at, uint32_t v)
 {
@@ -256,6 +268,14 @@ mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
         mx_hash256 local = hash_rope(&m->bp.rope_local);
         put32(&at, m->bp.local_period);
         put_bytes(&at, local.b, 32);
+    }
+    if (m->bp.attn_period != 0) {
+        put32(&at, STATE_LAYOUT_VERSION);
+        put32(&at, m->bp.attn_period);
+        put32(&at, m->bp.gdn.n_k_heads);
+        put32(&at, m->bp.gdn.n_v_heads);
+        put32(&at, m->bp.gdn.head_dim);
+        put32(&at, m->bp.gdn.n_taps);
     }
     return mx_sha256_of(bytes, (size_t)(at - bytes));
 }

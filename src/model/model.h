@@ -34,10 +34,12 @@ typedef struct mx_model_config {
     char architecture[32];
     char name[128];
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
+    uint32_t n_gdn_layers; /* of n_layers: Gated DeltaNet, without keys and values */
+    uint32_t n_mtp_layers; /* in the file behind n_layers, for multi-token prediction: not run */
     uint32_t n_experts, n_experts_used; /* 0 = no mixture; n_ff is one expert's */
     uint32_t n_ctx_train, n_ctx; /* the file's, and the one in force */
     float rms_eps;
-    uint64_t n_params;
+    uint64_t n_params, n_mtp_params; /* the second not in memory and not in the first */
     uint64_t file_bytes;
     int64_t file_time_s;
 } mx_model_config;
@@ -60,7 +62,8 @@ mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt);
 typedef struct mx_batch_row {
     mx_seq *seq;
     uint32_t pos;      /* >= seq->n_tokens, < n_tokens + n_reserved; a seq's rows stand together,
-                        * one position after the other */
+                        * one position after the other; in a model with states the first
+                        * of them is n_tokens */
     int32_t token;
     int32_t hidden_to; /* -1, or the index in `hidden` that receives the vector after output_norm */
     bool is_bad;       /* out: this row, or one of its sequence before it, was not finite */
@@ -76,11 +79,13 @@ typedef struct mx_batch {
     void *cancel_arg;
 } mx_batch;
 
-/* Computes KV rows (written into the sequences' reserved rows) and hidden vectors. Commits nothing:
- * the caller commits or rolls back. MX_E_CANCELLED (is_cancelled is called on this thread only),
- * MX_E_NONFINITE (with *bad_row = the first row of the batch that went wrong; every row with is_bad
- * is to be thrown away, the others are sound), MX_E_INVALID (a row does not follow the rules above;
- * nothing was computed). No allocation. */
+/* Computes KV rows (written into the sequences' reserved rows), states (behind the last row of each
+ * sequence, written into its `next`) and hidden vectors. Commits nothing: the caller commits or
+ * rolls back. MX_E_CANCELLED (is_cancelled is called on this thread only), MX_E_NONFINITE (with
+ * *bad_row = the first row of the batch that went wrong; every row with is_bad is to be thrown
+ * away, the others are sound; in a model with states the whole sequence of a bad row must be rolled
+ * back), MX_E_INVALID (a row does not follow the rules above; nothing was computed). No
+ * allocation. */
 mx_err mx_model_forward(mx_model *m, const mx_batch *b, uint32_t *bad_row, mx_errbuf *eb);
 
 /* logits[i] = LM head of hidden[i]; n <= max_logit_rows. False when a logit is not finite. */

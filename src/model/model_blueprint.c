@@ -16,6 +16,12 @@ static const mx_arch known[] = {
     {.name = "qwen3moe", .pairing = MX_ROPE_NEOX, .has_qk_norm = true, .has_experts = true},
     {.name = "gemma3", .pairing = MX_ROPE_NEOX, .has_qk_norm = true, .has_window = true,
      .has_local_layers = true, .has_post_norms = true, .has_gelu = true, .has_scaled_embd = true},
+    {.name = "qwen35", .pairing = MX_ROPE_NEOX, .has_qk_norm = true, .has_gdn = true,
+     .has_tiled_heads = true},
+    {.name = "qwen35moe", .pairing = MX_ROPE_NEOX, .has_qk_norm = true, .has_experts = true,
+     .has_shared_expert = true, .has_gdn = true, .has_tiled_heads = true},
+    {.name = "qwen3next", .pairing = MX_ROPE_NEOX, .has_qk_norm = true, .has_experts = true,
+     .has_shared_expert = true, .has_gdn = true},
 };
 
 /* Upper limits: far above any model, low enough that products of two of them fit 64 bits. */
@@ -27,6 +33,8 @@ enum {
     MAX_FF = 1 << 24,
     MAX_CTX = 1 << 26,
     MAX_EXPERTS = 1024,
+    MAX_TAPS = 16,
+    DEFAULT_ATTN_PERIOD = 4,
 };
 
 typedef struct reader {
@@ -122,25 +130,29 @@ static mx_err find_arch(const mx_gguf *g, const mx_arch **out, mx_errbuf *eb)
                    (int)mx_min_size(name.len, 64), name.ptr, list);
 }
 
-static mx_err refuse_foreign_keys(reader *r, bool has_experts)
+static mx_err refuse_foreign_keys(reader *r, const mx_arch *arch)
 {
     static const char *const suffixes[] = {
         "attn_logit_softcapping", "final_logit_softcapping",
         "logit_scale",           "residual_scale",         "embedding_scale",
         "attention.clamp_kqv",   "attention.max_alibi_bias", "attention.logit_softcapping",
-        "expert_shared_count",   "expert_shared_feed_forward_length", "expert_group_count",
-        "leading_dense_block_count", "expert_count",
+        "expert_shared_count",   "expert_group_count",     "leading_dense_block_count",
     };
-    /* The last one only where the architecture knows no experts. */
-    for (size_t i = 0; i < MX_COUNT(suffixes) - (has_experts ? 1 : 0); i++) {
+    static const char shared[] = "expert_shared_feed_forward_length", experts[] = "expert_count";
+    const size_t n = MX_COUNT(suffixes);
+    for (size_t i = 0; i < n + 2; i++) {
+        const bool is_known = i == n ? arch->has_shared_expert : i > n && arch->has_experts;
         double v;
-        if (!mx_gguf_has(r->g, full_key(r, suffixes[i]))) {
+        if (is_known || !mx_gguf_has(r->g, full_key(r, i < n    ? suffixes[i]
+                                                       : i == n ? shared
+                                                                : experts)))
+        {
             continue;
         }
         if (mx_gguf_get_f64(r->g, r->key, &v, NULL) != MX_OK) {
-            uint64_t n = 1;
-            (void)mx_gguf_get_u64(r->g, r->key, &n, NULL);
-            v = (double)n;
+            uint64_t count = 1;
+            (void)mx_gguf_get_u64(r->g, r->key, &count, NULL);
+            v = (double)count;
         }
         if (v != 0.0) {
             return mx_fail(r->eb, MX_E_UNSUPPORTED,
@@ -312,6 +324,9 @@ static mx_err read_ffn(reader *r, mx_blueprint *bp)
     MX_TRY(need_u32(r, "expert_count", MAX_EXPERTS, &bp->n_experts));
     MX_TRY(need_u32(r, "expert_used_count", MAX_EXPERTS, &bp->n_experts_used));
     MX_TRY(need_u32(r, "expert_feed_forward_length", MAX_FF, &bp->n_ff));
+    if (bp->arch->has_shared_expert) {
+        MX_TRY(need_u32(r, "expert_shared_feed_forward_length", MAX_FF, &bp->n_ff_shared));
+    }
     if (bp->n_experts_used > bp->n_experts) {
         return mx_fail(r->eb, MX_E_FORMAT, "%u experts per token, but there are only %u",
                        bp->n_experts_used, bp->n_experts);
@@ -349,18 +364,88 @@ static mx_err read_scales(reader *r, mx_blueprint *bp)
     return MX_OK;
 }
 
+/* Which layers have attention is a period in all files; a list may say the same. */
+static mx_err check_layer_kinds(reader *r, const mx_blueprint *bp)
+{
+    size_t n;
+    uint64_t v;
+    if (!mx_gguf_has(r->g, full_key(r, "attention.recurrent_layers"))) {
+        return MX_OK;
+    }
+    MX_TRY(mx_gguf_array_count(r->g, r->key, &n, r->eb));
+    for (size_t i = 0; i < n && i < bp->n_layers; i++) {
+        MX_TRY(mx_gguf_array_u64(r->g, r->key, i, &v, r->eb));
+        if ((v != 0) != mx_layer_is_gdn(bp, (uint32_t)i)) {
+            return mx_fail(r->eb, MX_E_UNSUPPORTED, "%s: layer %zu does not fit a period of %u, "
+                           "which is all that is supported", r->key, i, bp->attn_period);
+        }
+    }
+    return MX_OK;
+}
+
+static mx_err read_gdn(reader *r, mx_blueprint *bp)
+{
+    mx_gdn_shape *s = &bp->gdn;
+    uint32_t inner;
+    MX_TRY(want_u32(r, "full_attention_interval", MAX_LAYERS, DEFAULT_ATTN_PERIOD,
+                    &bp->attn_period));
+    if (bp->attn_period > bp->n_layers) {
+        return mx_fail(r->eb, MX_E_UNSUPPORTED, "%u layers, of which every %uth has attention: "
+                       "models without any are not supported", bp->n_layers, bp->attn_period);
+    }
+    MX_TRY(check_layer_kinds(r, bp));
+    MX_TRY(need_u32(r, "ssm.conv_kernel", MAX_TAPS, &s->n_taps));
+    MX_TRY(need_u32(r, "ssm.state_size", MAX_HEAD_DIM, &s->head_dim));
+    MX_TRY(need_u32(r, "ssm.group_count", MAX_HEADS, &s->n_k_heads));
+    MX_TRY(need_u32(r, "ssm.time_step_rank", MAX_HEADS, &s->n_v_heads));
+    MX_TRY(need_u32(r, "ssm.inner_size", MAX_HEADS * MAX_HEAD_DIM, &inner));
+    if (s->n_taps < 2 || s->head_dim % 16 != 0) {
+        return mx_fail(r->eb, MX_E_UNSUPPORTED, "ssm.conv_kernel %u and ssm.state_size %u: at "
+                       "least 2 and a multiple of 16 are supported", s->n_taps, s->head_dim);
+    }
+    if (s->n_v_heads % s->n_k_heads != 0) {
+        return mx_fail(r->eb, MX_E_FORMAT, "%u value heads (ssm.time_step_rank) cannot share %u "
+                       "key heads (ssm.group_count) evenly", s->n_v_heads, s->n_k_heads);
+    }
+    if (inner != mx_v_width(bp)) {
+        return mx_fail(r->eb, MX_E_FORMAT, "ssm.inner_size is %u, expected %u heads of %u", inner,
+                       s->n_v_heads, s->head_dim);
+    }
+    return MX_OK;
+}
+
+/* The last blocks of the file may be heads for multi-token prediction. */
+static mx_err read_layers(reader *r, mx_blueprint *bp)
+{
+    MX_TRY(need_u32(r, "block_count", MAX_LAYERS, &bp->n_layers));
+    uint64_t n_mtp = 0;
+    if (bp->arch->has_gdn && mx_gguf_has(r->g, full_key(r, "nextn_predict_layers"))) {
+        MX_TRY(mx_gguf_get_u64(r->g, r->key, &n_mtp, r->eb));
+    }
+    if (n_mtp >= bp->n_layers) {
+        return mx_fail(r->eb, MX_E_FORMAT, "%s is %llu, but there are %u blocks in all", r->key,
+                       (unsigned long long)n_mtp, bp->n_layers);
+    }
+    bp->n_mtp_layers = (uint32_t)n_mtp;
+    bp->n_layers -= bp->n_mtp_layers;
+    return MX_OK;
+}
+
 mx_err mx_blueprint_read(mx_blueprint *bp, const mx_gguf *g, uint32_t n_ctx, mx_errbuf *eb)
 {
     double eps;
     *bp = (mx_blueprint){0};
     MX_TRY(find_arch(g, &bp->arch, eb));
     reader r = {.g = g, .arch = bp->arch->name, .eb = eb};
-    MX_TRY(refuse_foreign_keys(&r, bp->arch->has_experts));
-    MX_TRY(need_u32(&r, "block_count", MAX_LAYERS, &bp->n_layers));
+    MX_TRY(refuse_foreign_keys(&r, bp->arch));
+    MX_TRY(read_layers(&r, bp));
     MX_TRY(need_u32(&r, "embedding_length", MAX_WIDTH, &bp->n_embd));
     MX_TRY(read_ffn(&r, bp));
     MX_TRY(need_u32(&r, "context_length", MAX_CTX, &bp->n_ctx_train));
     MX_TRY(read_heads(&r, bp));
+    if (bp->arch->has_gdn) {
+        MX_TRY(read_gdn(&r, bp));
+    }
     MX_TRY(want_f64(&r, "attention.layer_norm_rms_epsilon", 0.0, 1.0, 1e-5, &eps));
     bp->rms_eps = (float)eps;
     MX_TRY(read_scales(&r, bp));

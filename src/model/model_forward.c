@@ -12,7 +12,7 @@
  *
  *     x = token_embd[token]                                        [rows][n_embd]
  *     each layer:  qkv = Wqkv norm(x);  rotate q, k;  store k, v into the pages
- *                  x += Wo attention(q, pages)
+ *                  x += Wo attention(q, pages), or what model_gdn.c puts in its place
  *                  x += Wdown (silu(Wgate norm(x)) * Wup norm(x)), or a mixture (model_moe.c)
  *     hidden = norm(x)
  */
@@ -184,14 +184,14 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
     const mx_kern *kern = m->kern;
     const mx_layer *l = &m->w.layers[p->layer];
     const uint32_t d = bp->head_dim, q_width = mx_q_width(bp), kv_width = mx_kv_width(bp);
-    const uint32_t width = q_width + 2 * kv_width;
+    const uint32_t width = mx_qkv_width(bp), kv_layer = mx_layer_in_kind(bp, p->layer);
     /* What differs from rope in rope_local is in the table alone. */
     const float *table = mx_layer_is_local(bp, p->layer) ? m->s.rope_local : m->s.rope;
     for (size_t r = begin; r < end; r++) {
         mx_row *row = &m->s.rows[r];
         float *q = m->s.qkv + r * width, *k = q + q_width, *v = k + kv_width;
         if (l->qkv_bias != NULL) {
-            kern->add(q, l->qkv_bias, width);
+            kern->add(q, l->qkv_bias, q_width + 2 * kv_width);
         }
         for (uint32_t h = 0; l->q_norm != NULL && h < bp->n_heads; h++) {
             kern->rmsnorm(q + h * d, q + h * d, l->q_norm, d, bp->rms_eps);
@@ -203,8 +203,8 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
         kern->rope(q, bp->n_heads, d, &bp->rope, cos_sin);
         kern->rope(k, bp->n_kv_heads, d, &bp->rope, cos_sin);
         for (uint32_t h = 0; h < bp->n_kv_heads; h++) {
-            uint8_t *k_tile = mx_page_k_tile(&m->kv_shape, row->payload, p->layer, h);
-            uint8_t *v_tile = mx_page_v_tile(&m->kv_shape, row->payload, p->layer, h);
+            uint8_t *k_tile = mx_page_k_tile(&m->kv_shape, row->payload, kv_layer, h);
+            uint8_t *v_tile = mx_page_v_tile(&m->kv_shape, row->payload, kv_layer, h);
             if (!kern->kv_store(m->kv_shape.type, k_tile, v_tile, d, row->pos % MX_PAGE_TOKENS,
                                 k + h * d, v + h * d))
             {
@@ -221,7 +221,7 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
     const mx_blueprint *bp = &m->bp;
     mx_worker_scratch *ws = &m->s.workers[worker];
     const uint32_t d = bp->head_dim, n_shared = bp->n_heads / bp->n_kv_heads;
-    const uint32_t width = mx_q_width(bp) + 2 * mx_kv_width(bp);
+    const uint32_t width = mx_qkv_width(bp), kv_layer = mx_layer_in_kind(bp, p->layer);
     const uint32_t window = mx_layer_window(bp, p->layer);
     const float *q[MX_ATTN_QUERIES];
     float *out[MX_ATTN_QUERIES];
@@ -245,8 +245,8 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
         const uint32_t n_pages = (n_valid[n - 1] - 1) / MX_PAGE_TOKENS + 1;
         for (uint32_t i = 0; i < n_pages; i++) {
             uint8_t *payload = seq->pages[i]->payload;
-            ws->k_tiles[i] = mx_page_k_tile(&m->kv_shape, payload, p->layer, kv_head);
-            ws->v_tiles[i] = mx_page_v_tile(&m->kv_shape, payload, p->layer, kv_head);
+            ws->k_tiles[i] = mx_page_k_tile(&m->kv_shape, payload, kv_layer, kv_head);
+            ws->v_tiles[i] = mx_page_v_tile(&m->kv_shape, payload, kv_layer, kv_head);
         }
         m->kern->attention(&(mx_attn_args){
             .kv_type = m->kv_shape.type,
@@ -268,9 +268,14 @@ static void quantize_attn_rows(mx_pass *p, unsigned worker, size_t begin, size_t
 {
     (void)worker;
     mx_model *m = p->m;
+    const uint32_t n = mx_q_width(&m->bp);
+    const uint32_t gate_at = n + 2 * mx_kv_width(&m->bp);
     for (size_t r = begin; r < end; r++) {
-        mx_pass_quantize(p, &m->s.act_attn, m->s.attn + r * mx_q_width(&m->bp), (uint32_t)r,
-                         (uint32_t)r);
+        float *y = m->s.attn + r * n;
+        if (m->bp.arch->has_gdn) {
+            m->kern->sigmoid_mul(y, m->s.qkv + r * mx_qkv_width(&m->bp) + gate_at, n);
+        }
+        mx_pass_quantize(p, &m->s.act_attn, y, (uint32_t)r, (uint32_t)r);
     }
 }
 
@@ -340,7 +345,7 @@ static mx_err check_batch(const mx_model *m, const mx_batch *b, mx_errbuf *eb)
             return mx_fail(eb, MX_E_INVALID, "row %u: there is no result row %d", i, r->hidden_to);
         }
     }
-    return MX_OK;
+    return m->kv_shape.state_bytes != 0 ? mx_gdn_check_batch(b, eb) : MX_OK;
 }
 
 static void begin_rows(mx_state *s, const mx_blueprint *bp, const mx_batch *b)
@@ -382,13 +387,11 @@ static void report_bad_rows(const mx_state *s, const mx_batch *b)
     }
 }
 
-/* The last layer's keys and values are stored: from here on only rows whose result somebody wants
- * are worth computing. */
-static void keep_wanted_rows(mx_pass *p)
+void mx_pass_keep_wanted_rows(mx_pass *p)
 {
     mx_state *s = &p->m->s;
     const mx_blueprint *bp = &p->m->bp;
-    const size_t width = mx_q_width(bp) + 2 * mx_kv_width(bp);
+    const size_t width = mx_qkv_width(bp), v_width = mx_v_width(bp);
     uint32_t n = 0;
     report_bad_rows(s, p->batch);
     for (uint32_t r = 0; r < s->n_rows; r++) {
@@ -399,7 +402,8 @@ static void keep_wanted_rows(mx_pass *p)
             s->rows[n] = s->rows[r];
             memcpy(s->x + (size_t)n * bp->n_embd, s->x + (size_t)r * bp->n_embd,
                    bp->n_embd * sizeof *s->x);
-            memcpy(s->qkv + n * width, s->qkv + r * width, mx_q_width(bp) * sizeof *s->qkv);
+            memcpy(s->qkv + n * width, s->qkv + r * width, width * sizeof *s->qkv);
+            memcpy(s->attn + n * v_width, s->attn + r * v_width, v_width * sizeof *s->attn);
         }
         n++;
     }
@@ -422,28 +426,28 @@ static bool forward_ffn(mx_pass *p, const mx_layer *l)
     return mx_pass_matmul(p);
 }
 
-/* False when cancelled. */
-static bool forward_layer(mx_pass *p, const mx_layer *l, bool is_last)
+/* h = Wo attention. False when cancelled. */
+static bool forward_attention(mx_pass *p, const mx_layer *l, bool is_last)
 {
     mx_state *s = &p->m->s;
     const mx_blueprint *bp = &p->m->bp;
     const size_t q_width = mx_q_width(bp), kv_width = mx_kv_width(bp);
-    const size_t width = q_width + 2 * kv_width;
+    const size_t width = mx_qkv_width(bp);
 
-    p->norm = l->attn_norm;
-    if (!mx_pass_rows(p, norm_rows)) {
-        return false;
-    }
     mx_pass_job(p, &l->qkv[0], &s->act_embd, s->n_rows, s->qkv, width);
     if (l->n_qkv == 3) {
         mx_pass_job(p, &l->qkv[1], &s->act_embd, s->n_rows, s->qkv + q_width, width);
         mx_pass_job(p, &l->qkv[2], &s->act_embd, s->n_rows, s->qkv + q_width + kv_width, width);
     }
+    if (bp->arch->has_gdn) {
+        mx_pass_job(p, &l->out_gate, &s->act_embd, s->n_rows, s->qkv + q_width + 2 * kv_width,
+                    width);
+    }
     if (!mx_pass_matmul(p) || !mx_pass_rows(p, store_rows)) {
         return false;
     }
     if (is_last) {
-        keep_wanted_rows(p);
+        mx_pass_keep_wanted_rows(p);
         if (s->n_rows == 0) {
             return true;
         }
@@ -455,11 +459,27 @@ static bool forward_layer(mx_pass *p, const mx_layer *l, bool is_last)
         return false;
     }
     mx_pass_job(p, &l->attn_out, &s->act_attn, s->n_rows, s->h, bp->n_embd);
-    if (!mx_pass_matmul(p)) {
+    return mx_pass_matmul(p);
+}
+
+/* False when cancelled. */
+static bool forward_layer(mx_pass *p, const mx_layer *l, bool is_last)
+{
+    const mx_blueprint *bp = &p->m->bp;
+    p->norm = l->attn_norm;
+    if (!mx_pass_rows(p, norm_rows)) {
         return false;
     }
-    p->norm = l->ffn_norm;
     p->adds_h = true;
+    if (!(mx_layer_is_gdn(bp, p->layer) ? mx_gdn_forward(p, l, is_last)
+                                        : forward_attention(p, l, is_last)))
+    {
+        return false;
+    }
+    if (p->m->s.n_rows == 0) {
+        return true;
+    }
+    p->norm = l->ffn_norm;
     p->post_norm = l->attn_post_norm;
     if (!mx_pass_rows(p, norm_rows)) {
         return false;
@@ -473,6 +493,9 @@ static bool forward_rows(mx_pass *p)
 {
     mx_model *m = p->m;
     begin_rows(&m->s, &m->bp, p->batch);
+    if (m->s.runs != NULL) {
+        mx_gdn_begin(&m->s);
+    }
     if (!mx_pass_rows(p, embed_rows)) {
         return false;
     }
@@ -495,6 +518,9 @@ mx_err mx_model_forward(mx_model *m, const mx_batch *b, uint32_t *bad_row, mx_er
     mx_kern_thread_init(); /* whatever this thread did before */
     if (!forward_rows(&p)) {
         return mx_fail(eb, MX_E_CANCELLED, "the forward pass was cancelled");
+    }
+    if (m->kv_shape.state_bytes != 0) {
+        mx_gdn_end(b);
     }
     uint32_t first_bad = b->n_rows;
     for (uint32_t i = 0; i < b->n_rows; i++) {

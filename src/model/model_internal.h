@@ -25,15 +25,31 @@ typedef struct mx_arch {
     bool has_gelu;         /* the FFN's gate is a GELU; else SiLU */
     bool has_scaled_embd;  /* the embedding is multiplied by the root of its width */
     bool has_experts;      /* the FFN of every layer is a mixture of experts */
+    bool has_shared_expert;  /* and one more that every row visits */
+    bool has_gdn;          /* Gated DeltaNet in all but every so manieth layer, attention with a
+                            * gate in that one; the FFN's norm has another name */
+    bool has_tiled_heads;  /* value head j of a GDN layer goes with key head j mod their number;
+                            * else value heads of one key head stand together */
 } mx_arch;
 
 /* The period of global layers where the file does not say it, and the base of local rotation. */
 #define MX_LOCAL_PERIOD 6
 #define MX_LOCAL_FREQ_BASE 10000.0
 
+/* Gated DeltaNet layers: keys and values have head_dim dimensions. All 0 when there are none. */
+typedef struct mx_gdn_shape {
+    uint32_t n_k_heads; /* divides n_v_heads */
+    uint32_t n_v_heads;
+    uint32_t head_dim;  /* a multiple of 16 */
+    uint32_t n_taps;    /* of the convolution before it, > 1 */
+} mx_gdn_shape;
+
 typedef struct mx_blueprint {
     const mx_arch *arch;
     uint32_t n_layers;
+    uint32_t n_mtp_layers;  /* behind them in the file: heads for multi-token prediction, not run */
+    uint32_t attn_period;   /* every so manieth layer has attention, others are GDN; 0 = all do */
+    mx_gdn_shape gdn;
     uint32_t n_embd;
     uint32_t n_heads;    /* query heads */
     uint32_t n_kv_heads; /* divides n_heads */
@@ -41,6 +57,7 @@ typedef struct mx_blueprint {
     uint32_t n_ff;       /* of one expert in a mixture */
     uint32_t n_experts;  /* 0 = the FFN is no mixture */
     uint32_t n_experts_used; /* per token */
+    uint32_t n_ff_shared; /* of the expert that all rows visit; 0 = none */
     uint32_t n_vocab;
     uint32_t n_ctx_train;
     uint32_t n_ctx;
@@ -62,6 +79,59 @@ MX_INLINE uint32_t mx_q_width(const mx_blueprint *bp)
 MX_INLINE uint32_t mx_kv_width(const mx_blueprint *bp)
 {
     return bp->n_kv_heads * bp->head_dim;
+}
+
+/* Whether a layer is Gated DeltaNet, which has a state instead of keys and values. */
+MX_INLINE bool mx_layer_is_gdn(const mx_blueprint *bp, uint32_t layer)
+{
+    return bp->attn_period != 0 && (layer + 1) % bp->attn_period != 0;
+}
+
+/* The layer's number among those of its kind: in a page, or in a state. */
+MX_INLINE uint32_t mx_layer_in_kind(const mx_blueprint *bp, uint32_t layer)
+{
+    if (bp->attn_period == 0) {
+        return layer;
+    }
+    const uint32_t n_before = layer / bp->attn_period; /* with attention */
+    return mx_layer_is_gdn(bp, layer) ? layer - n_before : n_before;
+}
+
+MX_INLINE uint32_t mx_n_gdn_layers(const mx_blueprint *bp)
+{
+    return bp->attn_period != 0 ? bp->n_layers - bp->n_layers / bp->attn_period : 0;
+}
+
+/* Channels of a GDN layer's convolution: queries and keys, then values. */
+MX_INLINE uint32_t mx_v_width(const mx_blueprint *bp)
+{
+    return bp->gdn.n_v_heads * bp->gdn.head_dim;
+}
+
+MX_INLINE uint32_t mx_conv_width(const mx_blueprint *bp)
+{
+    return 2 * bp->gdn.n_k_heads * bp->gdn.head_dim + mx_v_width(bp);
+}
+
+/* A GDN layer's part of a state, in floats: the inputs of the convolution, oldest first,
+ * [n_taps - 1][conv_width], then S, [n_v_heads][head_dim / 16][head_dim][16]. */
+MX_INLINE size_t mx_gdn_past_floats(const mx_blueprint *bp)
+{
+    return (size_t)(bp->gdn.n_taps - 1) * mx_conv_width(bp);
+}
+
+MX_INLINE size_t mx_gdn_state_floats(const mx_blueprint *bp)
+{
+    return mx_gdn_past_floats(bp) + (size_t)mx_v_width(bp) * bp->gdn.head_dim;
+}
+
+/* What a row's matrices before the mixer give, in floats: q, k, v[, gate] with attention,
+ * conv_width, z, beta, alpha with GDN. */
+MX_INLINE uint32_t mx_qkv_width(const mx_blueprint *bp)
+{
+    const uint32_t with_attn = (bp->arch->has_gdn ? 2 : 1) * mx_q_width(bp) + 2 * mx_kv_width(bp);
+    const uint32_t with_gdn = mx_conv_width(bp) + mx_v_width(bp) + 2 * bp->gdn.n_v_heads;
+    return with_attn > with_gdn ? with_attn : with_gdn;
 }
 
 /* Whether a layer sees the window only and is rotated by rope_local; false when all are alike. */
@@ -88,6 +158,12 @@ MX_INLINE bool mx_needs_extras(const mx_blueprint *bp)
     return bp->n_experts != 0 || bp->arch->has_gelu || bp->arch->has_scaled_embd;
 }
 
+/* Whether it needs those of section 14. */
+MX_INLINE bool mx_needs_gdn(const mx_blueprint *bp)
+{
+    return bp->arch->has_gdn;
+}
+
 /* Reads and checks every key of the architecture. n_ctx 0 = the file's. */
 mx_err mx_blueprint_read(mx_blueprint *bp, const mx_gguf *g, uint32_t n_ctx, mx_errbuf *eb);
 void mx_blueprint_free(mx_blueprint *bp);
@@ -96,12 +172,14 @@ void mx_blueprint_free(mx_blueprint *bp);
 
 typedef struct mx_layer {
     float *attn_norm;  /* [n_embd] */
-    mx_wmat qkv[3];    /* q [q_width][n_embd], k and v [kv_width][n_embd]; or one matrix of all */
+    mx_wmat qkv[3];    /* q [q_width][n_embd], k and v [kv_width][n_embd]; or one matrix of all, in
+                        * a GDN layer [conv_width][n_embd] */
     uint32_t n_qkv;    /* 3, or 1 when the file has them fused */
     float *qkv_bias;   /* [q_width + 2 kv_width] or NULL */
     float *q_norm;     /* [head_dim] or NULL */
     float *k_norm;     /* [head_dim] or NULL */
-    mx_wmat attn_out;  /* [n_embd][q_width] */
+    mx_wmat out_gate;  /* [q_width][n_embd], or z [v_width][n_embd]; unused without a gate */
+    mx_wmat attn_out;  /* [n_embd][q_width], or [n_embd][v_width] */
     float *attn_post_norm; /* [n_embd] or NULL */
     float *ffn_norm;   /* [n_embd] */
     float *ffn_post_norm;  /* [n_embd] or NULL */
@@ -111,6 +189,14 @@ typedef struct mx_layer {
     mx_wmat *gates;    /* [n_experts] of [n_ff][n_embd], or [2 n_ff][n_embd]: gate, then up */
     mx_wmat *ups;      /* [n_experts], or NULL when they are in gates */
     mx_wmat *downs;    /* [n_experts] */
+    mx_wmat shared_router; /* [1][n_embd] */
+    mx_wmat shared_gate, shared_up; /* [n_ff_shared][n_embd] */
+    mx_wmat shared_down;   /* [n_embd][n_ff_shared] */
+    mx_wmat beta, alpha;   /* [n_v_heads][n_embd]; these and the following in GDN layers only */
+    float *taps;       /* [n_taps][conv_width] */
+    float *dt;         /* [n_v_heads] */
+    float *a;          /* [n_v_heads] */
+    float *gdn_norm;   /* [gdn.head_dim] */
 } mx_layer;
 
 typedef struct mx_weights {
@@ -122,6 +208,7 @@ typedef struct mx_weights {
     uint8_t *arena;     /* all of the above point into it */
     size_t arena_bytes;
     uint64_t n_params;
+    uint64_t n_mtp_params; /* in the file, not loaded */
 } mx_weights;
 
 /* Checks name and shape of every tensor, then repacks them on all workers of the pool. */
@@ -141,7 +228,7 @@ typedef struct mx_row {
     bool is_bad;        /* something was not finite: x is kept at 0 from then on */
 } mx_row;
 
-/* Consecutive rows of one sequence whose attention is computed together. */
+/* Consecutive rows of one sequence whose attention, or recurrence, is computed together. */
 typedef struct mx_row_group {
     uint32_t first_row, n_rows;
 } mx_row_group;
@@ -169,6 +256,11 @@ typedef struct mx_moe {
     uint32_t *begin;  /* [n_experts + 1] an expert's places are begin[e]..begin[e + 1] - 1 */
     mx_act act;       /* [places] rows of n_embd */
     float *down;      /* [places][n_embd] */
+    /* The shared expert. */
+    float *shared_weight;  /* [max_rows] */
+    float *shared_gate_up; /* [max_rows][2 n_ff_shared] */
+    float *shared_down;    /* [max_rows][n_embd] */
+    mx_act shared_act;     /* rows of n_ff_shared */
 } mx_moe;
 
 typedef struct mx_worker_scratch {
@@ -181,17 +273,19 @@ typedef struct mx_worker_scratch {
 typedef struct mx_state {
     mx_row *rows;         /* [max_rows] */
     mx_row_group *groups; /* [max_rows] */
-    uint32_t n_rows, n_groups;
+    mx_row_group *runs;   /* [max_rows] all rows of a sequence each; NULL without states */
+    uint32_t n_rows, n_groups, n_runs;
     float *x;             /* [max_rows][n_embd] residual stream */
     float *h;             /* [max_rows][n_embd] a norm's output, then what is added to x */
-    float *qkv;           /* [max_rows][q_width + 2 kv_width] */
-    float *attn;          /* [max_rows][q_width] */
+    float *qkv;           /* [max_rows][mx_qkv_width] */
+    float *attn;          /* [max_rows][q_width], or [max_rows][v_width] */
     float *gate_up;       /* [max_rows x visits][2 n_ff] */
     mx_act act_embd;      /* rows of n_embd */
     mx_act act_attn;      /* rows of q_width */
+    mx_act act_gdn;       /* rows of v_width, in the same memory */
     mx_act act_ff;        /* [max_rows x visits] rows of n_ff */
     mx_moe moe;
-    mx_matmul_job *jobs;  /* [max(3, 2 n_experts)] */
+    mx_matmul_job *jobs;  /* as many as any stage has */
     float *rope;          /* [n_ctx][n_rot / 2][2] cos, sin; rows that a pass has needed */
     float *rope_local;    /* the same for local layers, or NULL */
     bool *has_rope;       /* [n_ctx / MX_PAGE_TOKENS + 1] of so many rows in both tables */

@@ -130,6 +130,23 @@ static void collect_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
             p->m->kern->add_scaled(h, s->moe.weight[visit],
                                    s->moe.down + (size_t)s->moe.place[visit] * n, n);
         }
+        if (p->m->bp.n_ff_shared != 0) {
+            p->m->kern->add_scaled(h, s->moe.shared_weight[r], s->moe.shared_down + r * n, n);
+        }
+    }
+}
+
+/* The shared expert's gate, and how much of it counts. */
+static void gate_shared(mx_pass *p, unsigned worker, size_t begin, size_t end)
+{
+    (void)worker;
+    mx_moe *moe = &p->m->s.moe;
+    const uint32_t n = p->m->bp.n_ff_shared;
+    for (size_t r = begin; r < end; r++) {
+        float *gate_up = moe->shared_gate_up + r * 2 * n;
+        p->m->kern->sigmoid(moe->shared_weight + r, 1);
+        p->m->kern->silu_mul(gate_up, gate_up, gate_up + n, n);
+        mx_pass_quantize(p, &moe->shared_act, gate_up, (uint32_t)r, (uint32_t)r);
     }
 }
 
@@ -149,9 +166,17 @@ bool mx_moe_forward(mx_pass *p, const mx_layer *l)
 {
     mx_state *s = &p->m->s;
     const mx_blueprint *bp = &p->m->bp;
-    const size_t n_ff = bp->n_ff;
+    const size_t n_ff = bp->n_ff, n_shared = bp->n_ff_shared;
     mx_pass_job(p, &l->router, &s->act_embd, s->n_rows, s->moe.p, bp->n_experts);
-    if (!mx_pass_matmul(p) || !mx_pass_rows(p, route_rows)) {
+    if (n_shared != 0) {
+        float *gate_up = s->moe.shared_gate_up;
+        mx_pass_job(p, &l->shared_router, &s->act_embd, s->n_rows, s->moe.shared_weight, 1);
+        mx_pass_job(p, &l->shared_gate, &s->act_embd, s->n_rows, gate_up, 2 * n_shared);
+        mx_pass_job(p, &l->shared_up, &s->act_embd, s->n_rows, gate_up + n_shared, 2 * n_shared);
+    }
+    if (!mx_pass_matmul(p) || !mx_pass_rows(p, route_rows) ||
+        (n_shared != 0 && !mx_pass_rows(p, gate_shared)))
+    {
         return false;
     }
     sort_visits(s, bp);
@@ -166,5 +191,9 @@ bool mx_moe_forward(mx_pass *p, const mx_layer *l)
         return false;
     }
     add_experts(p, l->downs, &s->act_ff, s->moe.down, bp->n_embd);
+    if (n_shared != 0) {
+        mx_pass_job(p, &l->shared_down, &s->moe.shared_act, s->n_rows, s->moe.shared_down,
+                    bp->n_embd);
+    }
     return mx_pass_matmul(p) && mx_pass_rows(p, collect_rows);
 }

@@ -56,6 +56,20 @@ void mx_pass_spoil(mx_pass *p, uint32_t row);
 /* act_ff[act_row] = act(gate) * up, with gate_up [2 n_ff]. */
 void mx_pass_gate(mx_pass *p, float *gate_up, uint32_t act_row, uint32_t row);
 
+/* The last layer's keys, values and states are stored: from here on only rows whose result somebody
+ * wants are worth computing. Drops the others; n_rows may become 0. */
+void mx_pass_keep_wanted_rows(mx_pass *p);
+
+/* Rules that the rows of a batch must follow where sequences have states. */
+mx_err mx_gdn_check_batch(const mx_batch *b, mx_errbuf *eb);
+/* Finds the runs of the batch's sequences. */
+void mx_gdn_begin(mx_state *s);
+/* h = the output of a Gated DeltaNet layer for act_embd; writes the layer's part of the sequences'
+ * next states. False when cancelled. */
+bool mx_gdn_forward(mx_pass *p, const mx_layer *l, bool is_last);
+/* The next states of sequences without a bad row say where they are. */
+void mx_gdn_end(const mx_batch *b);
+
 /* h = the mixture of experts of act_embd (and h, the same rows unquantised). False when
  * cancelled. */
 bool mx_moe_forward(mx_pass *p, const mx_layer *l);

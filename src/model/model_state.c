@@ -48,7 +48,9 @@ static size_t largest_matmul_scratch(const mx_weights *w, const mx_blueprint *bp
         const mx_layer *l = &w->layers[i];
         /* Of experts the first: all have one shape. */
         const mx_wmat *all[] = {&l->qkv[0], &l->qkv[1], &l->qkv[2], &l->attn_out, &l->gate, &l->up,
-                                &l->down,   &l->router, l->gates,   l->ups,       l->downs};
+                                &l->down,   &l->router, l->gates,   l->ups,       l->downs,
+                                &l->out_gate, &l->alpha, &l->beta, &l->shared_router,
+                                &l->shared_gate, &l->shared_up, &l->shared_down};
         for (size_t k = 0; k < MX_COUNT(all); k++) {
             if (all[k] != NULL && all[k]->panels != NULL) {
                 most = mx_max_size(most, mx_kern_matmul_scratch(all[k]));
@@ -70,6 +72,32 @@ static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places)
     moe->begin = part(l, (size_t)bp->n_experts + 1, sizeof *moe->begin);
     act_part(l, &moe->act, n_places, bp->n_embd);
     moe->down = part(l, n_places, bp->n_embd * sizeof *moe->down);
+    if (bp->n_ff_shared != 0) {
+        moe->shared_weight = part(l, rows, sizeof *moe->shared_weight);
+        moe->shared_gate_up = part(l, rows, 2 * (size_t)bp->n_ff_shared * sizeof(float));
+        moe->shared_down = part(l, rows, bp->n_embd * sizeof *moe->shared_down);
+        act_part(l, &moe->shared_act, m->max_batch_rows, bp->n_ff_shared);
+    }
+}
+
+/* The mixer's output as activations: of attention or of GDN, never of both at once. */
+static void lay_out_mixed(mx_model *m, layout *l)
+{
+    mx_state *s = &m->s;
+    const uint32_t rows = m->max_batch_rows, q_width = mx_q_width(&m->bp);
+    const uint32_t v_width = mx_v_width(&m->bp);
+    const size_t q_bytes = mx_act_bytes(rows, q_width);
+    const size_t v_bytes = v_width > 0 ? mx_act_bytes(rows, v_width) : 0;
+    s->attn = part(l, rows, mx_max_size(q_width, v_width) * sizeof(float));
+    l->is_too_big |= q_bytes == 0 || (v_width > 0 && v_bytes == 0);
+    void *memory = part(l, 1, mx_max_size(q_bytes, v_bytes));
+    if (memory == NULL) {
+        return;
+    }
+    mx_act_bind(&s->act_attn, rows, q_width, memory);
+    if (v_width > 0) {
+        mx_act_bind(&s->act_gdn, rows, v_width, memory);
+    }
 }
 
 static void lay_out(mx_model *m, layout *l)
@@ -83,20 +111,20 @@ static void lay_out(mx_model *m, layout *l)
     s->groups = part(l, rows, sizeof *s->groups);
     s->x = part(l, rows, bp->n_embd * sizeof(float));
     s->h = part(l, rows, bp->n_embd * sizeof(float));
-    s->qkv = part(l, rows, (mx_q_width(bp) + 2 * mx_kv_width(bp)) * sizeof(float));
-    s->attn = part(l, rows, mx_q_width(bp) * sizeof(float));
+    s->runs = bp->arch->has_gdn ? part(l, rows, sizeof *s->runs) : NULL;
+    s->qkv = part(l, rows, mx_qkv_width(bp) * sizeof(float));
+    lay_out_mixed(m, l);
     const uint64_t n_places = (uint64_t)rows * mx_n_visits(bp);
     if (n_places > UINT32_MAX) {
         l->is_too_big = true;
         return;
     }
-    s->jobs = part(l, bp->n_experts != 0 ? 2 * (size_t)bp->n_experts + 3 : 3, sizeof *s->jobs);
+    s->jobs = part(l, 2 * (size_t)bp->n_experts + 4, sizeof *s->jobs);
     s->gate_up = part(l, n_places, 2 * (size_t)bp->n_ff * sizeof(float));
     if (bp->n_experts != 0) {
         lay_out_moe(m, l, (uint32_t)n_places);
     }
     act_part(l, &s->act_embd, head_rows, bp->n_embd);
-    act_part(l, &s->act_attn, m->max_batch_rows, mx_q_width(bp));
     act_part(l, &s->act_ff, (uint32_t)n_places, bp->n_ff);
 
     unsigned n_workers = mx_pool_size(m->pool);

@@ -15,19 +15,34 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-enum { SLICE_ALIGN = 64, TENSORS_PER_LAYER = 16, TENSORS_BESIDE = 8 };
+enum { SLICE_ALIGN = 64, TENSORS_PER_LAYER = 24, TENSORS_BESIDE = 8 };
+
+/* Which rows of a tensor make a matrix, and in which order. */
+typedef enum row_order {
+    ROWS_ALL,
+    ROWS_QUERY,      /* of attn_q with a gate: each head's query stands before its gate */
+    ROWS_QUERY_GATE,
+    ROWS_GDN_QKV,    /* of ssm_in: of each key head q, k, and v and z of its value heads */
+    ROWS_GDN_Z,
+    ROWS_GDN_BETA,   /* of ssm_ba: of each key head beta, then alpha of its value heads */
+    ROWS_GDN_ALPHA,
+} row_order;
 
 /* One tensor to load: into a matrix (or one per expert), or as floats behind a pointer. */
 typedef struct item {
     const mx_gguf_tensor *t;
     mx_wmat *matrix;    /* [n_matrices] or NULL */
     uint32_t n_matrices;
+    uint32_t n_out;     /* rows of each */
+    row_order order;
+    bool is_transposed; /* floats */
     size_t offset;      /* into the arena */
     size_t apart_bytes; /* from one matrix to the next */
 } item;
 
 typedef struct loader {
     const mx_gguf *g;
+    const mx_blueprint *bp;
     mx_errbuf *eb;
     item *items;
     size_t n_items;
@@ -39,6 +54,7 @@ typedef struct loader {
     size_t n_vectors;
     size_t arena_bytes;
     uint64_t n_params;
+    uint64_t n_mtp_params;
 } loader;
 
 /* ---- pass 1: look up and check --------------------------------------------------------------- */
@@ -77,9 +93,32 @@ static mx_err find_tensor(loader *l, const char *name, uint32_t n_in, uint32_t n
         return mx_fail(l->eb, MX_E_FORMAT, "tensor %s has shape {%s}, expected %s", name, found,
                        expected);
     }
-    l->n_params += (uint64_t)n_in * t->ne[1] * t->ne[2];
+    /* A tensor that gives two matrices is looked up twice in a row. */
+    if (l->n_items == 0 || l->items[l->n_items - 1].t != t) {
+        l->n_params += (uint64_t)n_in * t->ne[1] * t->ne[2];
+    }
     *out = t;
     return MX_OK;
+}
+
+/* Space for what it->t gives: n_matrices of n_out rows. */
+static mx_err take_matrices(loader *l, item *it, uint32_t n_matrices, uint32_t n_out, mx_wmat *dst)
+{
+    const mx_gguf_tensor *t = it->t;
+    size_t bytes = mx_wmat_bytes(t->type->type, n_out, (uint32_t)t->ne[0]);
+    if (bytes == 0) {
+        return mx_fail(l->eb, MX_E_FORMAT, "tensor %.*s: rows of %u values do not fit type %s",
+                       (int)t->name.len, t->name.ptr, (uint32_t)t->ne[0], t->type->name);
+    }
+    it->matrix = dst;
+    it->n_matrices = n_matrices;
+    it->n_out = n_out;
+    it->apart_bytes = mx_round_up(bytes, SLICE_ALIGN);
+    l->n_items++;
+    if (!mx_mul_ok(it->apart_bytes, it->n_matrices, &bytes)) {
+        bytes = 0; /* refused as too large */
+    }
+    return take_slice(l, bytes, &it->offset);
 }
 
 /* One matrix (n_experts 0), or one per expert, behind dst. */
@@ -88,19 +127,17 @@ static mx_err want_matrices(loader *l, const char *name, uint32_t n_in, uint32_t
 {
     item *it = &l->items[l->n_items];
     MX_TRY(find_tensor(l, name, n_in, n_out, n_experts, &it->t));
-    size_t bytes = mx_wmat_bytes(it->t->type->type, n_out, n_in);
-    if (bytes == 0) {
-        return mx_fail(l->eb, MX_E_FORMAT, "tensor %s: rows of %u values do not fit type %s", name,
-                       n_in, it->t->type->name);
-    }
-    it->matrix = dst;
-    it->n_matrices = n_experts > 0 ? n_experts : 1;
-    it->apart_bytes = mx_round_up(bytes, SLICE_ALIGN);
-    l->n_items++;
-    if (!mx_mul_ok(it->apart_bytes, it->n_matrices, &bytes)) {
-        bytes = 0; /* refused as too large */
-    }
-    return take_slice(l, bytes, &it->offset);
+    return take_matrices(l, it, n_experts > 0 ? n_experts : 1, n_out, dst);
+}
+
+/* Some rows of a tensor of n_all rows. */
+static mx_err want_rows(loader *l, const char *name, uint32_t n_in, uint32_t n_all, row_order order,
+                        uint32_t n_out, mx_wmat *dst)
+{
+    item *it = &l->items[l->n_items];
+    MX_TRY(find_tensor(l, name, n_in, n_all, 0, &it->t));
+    it->order = order;
+    return take_matrices(l, it, 1, n_out, dst);
 }
 
 static mx_err want_matrix(loader *l, const char *name, uint32_t n_in, uint32_t n_out, mx_wmat *dst)
@@ -153,7 +190,13 @@ static mx_err want_qkv(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *
         MX_TRY(want_matrix(l, name, bp->n_embd, q + 2 * kv, &layer->qkv[0]));
     } else {
         layer->n_qkv = 3;
-        MX_TRY(want_matrix(l, in_layer(name, i, "attn_q.weight"), bp->n_embd, q, &layer->qkv[0]));
+        in_layer(name, i, "attn_q.weight");
+        if (bp->arch->has_gdn) {
+            MX_TRY(want_rows(l, name, bp->n_embd, 2 * q, ROWS_QUERY, q, &layer->qkv[0]));
+            MX_TRY(want_rows(l, name, bp->n_embd, 2 * q, ROWS_QUERY_GATE, q, &layer->out_gate));
+        } else {
+            MX_TRY(want_matrix(l, name, bp->n_embd, q, &layer->qkv[0]));
+        }
         MX_TRY(want_matrix(l, in_layer(name, i, "attn_k.weight"), bp->n_embd, kv, &layer->qkv[1]));
         MX_TRY(want_matrix(l, in_layer(name, i, "attn_v.weight"), bp->n_embd, kv, &layer->qkv[2]));
     }
@@ -176,6 +219,77 @@ static mx_err want_qkv(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *
     return MX_OK;
 }
 
+/* The convolution: the file has the taps of a channel together. */
+static mx_err want_taps(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
+{
+    char name[64];
+    const uint32_t n = mx_conv_width(bp);
+    item *it = &l->items[l->n_items];
+    size_t offset;
+    MX_TRY(new_vector(l, &layer->taps, bp->gdn.n_taps * n, &offset));
+    MX_TRY(find_tensor(l, in_layer(name, i, "ssm_conv1d.weight"), bp->gdn.n_taps, n, 0, &it->t));
+    if (it->t->type->block_elems != 1) {
+        return mx_fail(l->eb, MX_E_UNSUPPORTED, "tensor %s: type %s is not supported (supported: "
+                       "f32, f16, bf16)", name, it->t->type->name);
+    }
+    it->is_transposed = true;
+    it->offset = offset;
+    l->n_items++;
+    return MX_OK;
+}
+
+static mx_err want_gdn(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
+{
+    char name[64];
+    const mx_gdn_shape *s = &bp->gdn;
+    const uint32_t e = bp->n_embd, conv = mx_conv_width(bp), v = mx_v_width(bp);
+    layer->n_qkv = 1;
+    if (!bp->arch->has_tiled_heads &&
+        mx_gguf_find_tensor(l->g, in_layer(name, i, "ssm_in.weight")) != NULL)
+    {
+        MX_TRY(want_rows(l, name, e, conv + v, ROWS_GDN_QKV, conv, &layer->qkv[0]));
+        MX_TRY(want_rows(l, name, e, conv + v, ROWS_GDN_Z, v, &layer->out_gate));
+    } else {
+        MX_TRY(want_matrix(l, in_layer(name, i, "attn_qkv.weight"), e, conv, &layer->qkv[0]));
+        MX_TRY(want_matrix(l, in_layer(name, i, "attn_gate.weight"), e, v, &layer->out_gate));
+    }
+    if (!bp->arch->has_tiled_heads) {
+        const uint32_t n = s->n_v_heads;
+        in_layer(name, i, "ssm_ba.weight");
+        MX_TRY(want_rows(l, name, e, 2 * n, ROWS_GDN_BETA, n, &layer->beta));
+        MX_TRY(want_rows(l, name, e, 2 * n, ROWS_GDN_ALPHA, n, &layer->alpha));
+    } else {
+        MX_TRY(want_matrix(l, in_layer(name, i, "ssm_beta.weight"), e, s->n_v_heads, &layer->beta));
+        MX_TRY(want_matrix(l, in_layer(name, i, "ssm_alpha.weight"), e, s->n_v_heads,
+                           &layer->alpha));
+    }
+    MX_TRY(want_taps(l, bp, i, layer));
+    MX_TRY(want_vector(l, in_layer(name, i, "ssm_dt.bias"), s->n_v_heads, &layer->dt));
+    MX_TRY(want_vector(l, in_layer(name, i, "ssm_a"), s->n_v_heads, &layer->a));
+    MX_TRY(want_vector(l, in_layer(name, i, "ssm_norm.weight"), s->head_dim, &layer->gdn_norm));
+    return want_matrix(l, in_layer(name, i, "ssm_out.weight"), v, e, &layer->attn_out);
+}
+
+/* The expert that every row visits; how much of it counts is a matrix of one row. */
+static mx_err want_shared_expert(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
+{
+    char name[64];
+    const uint32_t e = bp->n_embd, n = bp->n_ff_shared;
+    item *it = &l->items[l->n_items];
+    const mx_gguf_tensor *t;
+    in_layer(name, i, "ffn_gate_inp_shexp.weight");
+    t = mx_gguf_find_tensor(l->g, name);
+    MX_TRY(find_tensor(l, name, e, t != NULL && t->n_dims == 2 ? 1 : 0, 0, &it->t));
+    if (it->t->type->block_elems != 1) {
+        return mx_fail(l->eb, MX_E_UNSUPPORTED, "tensor %s: a router of type %s is not supported "
+                       "(supported: f32, f16, bf16)", name, it->t->type->name);
+    }
+    MX_TRY(take_matrices(l, it, 1, 1, &layer->shared_router));
+    MX_TRY(want_matrix(l, in_layer(name, i, "ffn_gate_shexp.weight"), e, n, &layer->shared_gate));
+    MX_TRY(want_matrix(l, in_layer(name, i, "ffn_up_shexp.weight"), e, n, &layer->shared_up));
+    return want_matrix(l, in_layer(name, i, "ffn_down_shexp.weight"), n, e, &layer->shared_down);
+}
+
 static mx_err want_experts(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
 {
     char name[64];
@@ -196,8 +310,9 @@ static mx_err want_experts(loader *l, const mx_blueprint *bp, uint32_t i, mx_lay
         MX_TRY(want_matrices(l, in_layer(name, i, "ffn_up_exps.weight"), e, bp->n_ff, n,
                              layer->ups));
     }
-    return want_matrices(l, in_layer(name, i, "ffn_down_exps.weight"), bp->n_ff, e, n,
-                         layer->downs);
+    MX_TRY(want_matrices(l, in_layer(name, i, "ffn_down_exps.weight"), bp->n_ff, e, n,
+                         layer->downs));
+    return bp->n_ff_shared != 0 ? want_shared_expert(l, bp, i, layer) : MX_OK;
 }
 
 static mx_err want_layer(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *layer)
@@ -205,16 +320,21 @@ static mx_err want_layer(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer
     char name[64];
     uint32_t e = bp->n_embd;
     MX_TRY(want_vector(l, in_layer(name, i, "attn_norm.weight"), e, &layer->attn_norm));
-    MX_TRY(want_qkv(l, bp, i, layer));
-    MX_TRY(want_matrix(l, in_layer(name, i, "attn_output.weight"), mx_q_width(bp), e,
-                       &layer->attn_out));
+    if (mx_layer_is_gdn(bp, i)) {
+        MX_TRY(want_gdn(l, bp, i, layer));
+    } else {
+        MX_TRY(want_qkv(l, bp, i, layer));
+        MX_TRY(want_matrix(l, in_layer(name, i, "attn_output.weight"), mx_q_width(bp), e,
+                           &layer->attn_out));
+    }
     if (bp->arch->has_post_norms) {
         MX_TRY(want_vector(l, in_layer(name, i, "post_attention_norm.weight"), e,
                            &layer->attn_post_norm));
         MX_TRY(want_vector(l, in_layer(name, i, "post_ffw_norm.weight"), e,
                            &layer->ffn_post_norm));
     }
-    MX_TRY(want_vector(l, in_layer(name, i, "ffn_norm.weight"), e, &layer->ffn_norm));
+    in_layer(name, i, bp->arch->has_gdn ? "post_attention_norm.weight" : "ffn_norm.weight");
+    MX_TRY(want_vector(l, name, e, &layer->ffn_norm));
     if (bp->n_experts != 0) {
         return want_experts(l, bp, i, layer);
     }
@@ -223,8 +343,21 @@ static mx_err want_layer(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer
     return want_matrix(l, in_layer(name, i, "ffn_down.weight"), bp->n_ff, e, &layer->down);
 }
 
+/* Whether a tensor belongs to a block for multi-token prediction, which is not run. */
+static bool is_mtp(const mx_blueprint *bp, mx_str name)
+{
+    char text[64];
+    for (uint32_t i = 0; i < bp->n_mtp_layers; i++) {
+        const size_t n = (size_t)snprintf(text, sizeof text, "blk.%u.", bp->n_layers + i);
+        if (name.len > n && memcmp(name.ptr, text, n) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A tensor that nothing here uses means that the model computes something that we do not. */
-static mx_err refuse_unused(const loader *l, const mx_blueprint *bp)
+static mx_err refuse_unused(loader *l, const mx_blueprint *bp)
 {
     for (size_t i = 0; i < mx_gguf_n_tensors(l->g); i++) {
         const mx_gguf_tensor *t = mx_gguf_tensor_at(l->g, i);
@@ -232,7 +365,9 @@ static mx_err refuse_unused(const loader *l, const mx_blueprint *bp)
         for (size_t k = 0; k < l->n_items && !is_used; k++) {
             is_used = l->items[k].t == t;
         }
-        if (!is_used) {
+        if (!is_used && is_mtp(bp, t->name)) {
+            l->n_mtp_params += t->ne[0] * t->ne[1] * t->ne[2];
+        } else if (!is_used) {
             return mx_fail(l->eb, MX_E_UNSUPPORTED, "tensor %.*s: models of architecture %s that "
                            "have it are not supported", (int)mx_min_size(t->name.len, 64),
                            t->name.ptr, bp->arch->name);
@@ -278,25 +413,102 @@ typedef struct repack_job {
     mx_errbuf eb;
 } repack_job;
 
-/* What a piece reads. */
-static const uint8_t *piece_source(const piece *p, size_t *n_bytes)
+static size_t row_bytes_of(const mx_gguf_tensor *t)
+{
+    return (size_t)t->ne[0] / t->type->block_elems * t->type->block_bytes;
+}
+
+/* The tensor's row that becomes row r of the matrix. */
+static uint32_t source_row(const mx_blueprint *bp, row_order order, uint32_t r)
+{
+    const uint32_t d = bp->gdn.head_dim, hd = bp->head_dim;
+    const uint32_t kd = bp->gdn.n_k_heads * d;
+    const uint32_t n = bp->gdn.n_v_heads / bp->gdn.n_k_heads; /* value heads of a key head */
+    const uint32_t group = (2 + 2 * n) * d;
+    switch (order) {
+    case ROWS_QUERY:
+        return r / hd * 2 * hd + r % hd;
+    case ROWS_QUERY_GATE:
+        return r / hd * 2 * hd + hd + r % hd;
+    case ROWS_GDN_QKV:
+        if (r < 2 * kd) {
+            return r % kd / d * group + r / kd * d + r % d;
+        }
+        r -= 2 * kd;
+        return r / (n * d) * group + 2 * d + r % (n * d);
+    case ROWS_GDN_Z:
+        return r / (n * d) * group + (2 + n) * d + r % (n * d);
+    case ROWS_GDN_BETA:
+        return r / n * 2 * n + r % n;
+    case ROWS_GDN_ALPHA:
+        return r / n * 2 * n + n + r % n;
+    default:
+        return r;
+    }
+}
+
+static uint32_t rows_of(const piece *p)
+{
+    const uint32_t left = p->it->n_out - p->first_panel * MX_PANEL_ROWS;
+    const uint32_t most = p->n_panels * MX_PANEL_ROWS;
+    return most < left ? most : left;
+}
+
+/* What a piece reads, or more: rows in another order are spread. */
+static const uint8_t *piece_source(const piece *p, const mx_blueprint *bp, size_t *n_bytes)
 {
     const mx_gguf_tensor *t = p->it->t;
     if (p->n_panels == 0) {
         *n_bytes = t->n_bytes;
         return t->data;
     }
-    const size_t row_bytes = (size_t)t->ne[0] / t->type->block_elems * t->type->block_bytes;
-    const size_t first = (size_t)p->first_panel * MX_PANEL_ROWS;
-    const size_t n = mx_min_size((size_t)p->n_panels * MX_PANEL_ROWS, (size_t)t->ne[1] - first);
+    const size_t row_bytes = row_bytes_of(t);
+    size_t first = (size_t)p->first_panel * MX_PANEL_ROWS, n = rows_of(p);
+    if (p->it->order != ROWS_ALL) {
+        const size_t last = source_row(bp, p->it->order, (uint32_t)(first + n - 1));
+        first = source_row(bp, p->it->order, (uint32_t)first);
+        n = last >= first ? last - first + 1 : 1;
+    }
     *n_bytes = n * row_bytes;
-    return t->data + ((size_t)p->matrix * (size_t)t->ne[1] + first) * row_bytes;
+    return t->data + ((size_t)p->matrix * p->it->n_out + first) * row_bytes;
 }
 
 typedef struct repack_one {
     const piece *p;
+    const mx_blueprint *bp;
     uint8_t *arena;
+    uint8_t *rows; /* space for a piece of which not all rows, or in another order, are taken */
 } repack_one;
+
+/* Brings the rows of the piece together, and packs them as a matrix of their own. */
+static void repack_sorted(const repack_one *one)
+{
+    const piece *p = one->p;
+    const size_t row_bytes = row_bytes_of(p->it->t);
+    mx_wmat part = p->it->matrix[p->matrix];
+    const uint32_t first = p->first_panel * MX_PANEL_ROWS;
+    part.panels += p->first_panel * part.panel_bytes;
+    part.n_rows = rows_of(p);
+    part.n_panels = p->n_panels;
+    for (uint32_t r = 0; r < part.n_rows; r++) {
+        memcpy(one->rows + r * row_bytes,
+               p->it->t->data + source_row(one->bp, p->it->order, first + r) * row_bytes,
+               row_bytes);
+    }
+    mx_wmat_repack_panels(&part, 0, part.n_panels, one->rows);
+}
+
+static void transpose(const mx_gguf_tensor *t, float *out)
+{
+    const size_t n = (size_t)t->ne[0];
+    for (size_t r = 0; r < t->ne[1]; r++) {
+        float row[64];
+        mx_dequantize(t->type->type, t->data + r * row_bytes_of(t), n, row);
+        for (size_t i = 0; i < n; i++) {
+            out[i * (size_t)t->ne[1] + r] = row[i];
+        }
+    }
+}
 
 static mx_err repack_guarded(void *arg, mx_errbuf *eb)
 {
@@ -304,12 +516,16 @@ static mx_err repack_guarded(void *arg, mx_errbuf *eb)
     const repack_one *one = arg;
     const piece *p = one->p;
     const mx_gguf_tensor *t = p->it->t;
-    if (p->n_panels != 0) {
+    float *floats = (float *)(void *)(one->arena + p->it->offset);
+    if (p->n_panels != 0 && p->it->order != ROWS_ALL) {
+        repack_sorted(one);
+    } else if (p->n_panels != 0) {
         const uint8_t *rows = t->data + (size_t)p->matrix * (t->n_bytes / p->it->n_matrices);
         mx_wmat_repack_panels(&p->it->matrix[p->matrix], p->first_panel, p->n_panels, rows);
+    } else if (p->it->is_transposed) {
+        transpose(t, floats);
     } else {
-        mx_dequantize(t->type->type, t->data, (size_t)t->ne[0],
-                      (float *)(void *)(one->arena + p->it->offset));
+        mx_dequantize(t->type->type, t->data, (size_t)t->ne[0], floats);
     }
     return MX_OK;
 }
@@ -322,9 +538,15 @@ static void repack_worker(void *arg, unsigned worker)
     while (__atomic_load_n(&job->err, __ATOMIC_RELAXED) == MX_OK &&
            mx_pool_take(&job->cursor, job->n_pieces, 1, &begin, &end))
     {
-        repack_one one = {&job->pieces[begin], job->arena};
+        repack_one one = {.p = &job->pieces[begin], .bp = job->l->bp, .arena = job->arena};
         mx_errbuf eb;
-        mx_err e = mx_gguf_guard(job->l->g, repack_guarded, &one, &eb);
+        mx_err e = MX_OK;
+        if (one.p->it->order != ROWS_ALL) {
+            one.rows = mx_alloc(rows_of(one.p) * row_bytes_of(one.p->it->t));
+            e = one.rows != NULL ? MX_OK : mx_fail(&eb, MX_E_NOMEM, "no memory for the model");
+        }
+        e = e == MX_OK ? mx_gguf_guard(job->l->g, repack_guarded, &one, &eb) : e;
+        mx_free(one.rows);
         mx_err none = MX_OK;
         if (e != MX_OK && __atomic_compare_exchange_n(&job->err, &none, e, false, __ATOMIC_RELAXED,
                                                       __ATOMIC_RELAXED))
@@ -332,7 +554,7 @@ static void repack_worker(void *arg, unsigned worker)
             job->eb = eb; /* only the first one writes */
         }
         size_t n_bytes;
-        const uint8_t *bytes = piece_source(one.p, &n_bytes);
+        const uint8_t *bytes = piece_source(one.p, one.bp, &n_bytes);
         mx_gguf_drop(job->l->g, bytes, n_bytes);
     }
 }
@@ -358,7 +580,7 @@ static size_t cut_into_pieces(const loader *l, uint8_t *arena, piece *pieces)
         }
         for (uint32_t k = 0; k < it->n_matrices; k++) {
             mx_wmat *w = &it->matrix[k];
-            mx_wmat_bind(w, it->t->type->type, (uint32_t)it->t->ne[1], (uint32_t)it->t->ne[0],
+            mx_wmat_bind(w, it->t->type->type, it->n_out, (uint32_t)it->t->ne[0],
                          arena + it->offset + k * it->apart_bytes);
             const uint32_t step = panels_per_piece(w);
             for (uint32_t p = 0; p < w->n_panels; p += step) {
@@ -407,6 +629,7 @@ static mx_err repack_all(loader *l, mx_weights *w, mx_pool *pool)
         w->output = w->token_embd;
     }
     w->n_params = l->n_params;
+    w->n_mtp_params = l->n_mtp_params;
     return MX_OK;
 }
 
@@ -424,7 +647,7 @@ mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, 
                        mx_errbuf *eb)
 {
     size_t n_max = (size_t)bp->n_layers * TENSORS_PER_LAYER + TENSORS_BESIDE;
-    loader l = {.g = g, .eb = eb};
+    loader l = {.g = g, .bp = bp, .eb = eb};
     *w = (mx_weights){0};
     w->layers = mx_calloc(bp->n_layers, sizeof *w->layers);
     /* Blueprints are bounded: the product is below 2^26. */

@@ -13,7 +13,8 @@
 
 #include <cmocka.h>
 
-static void run_case(const char *python, const char *shared, const char *arch, const char *scaling)
+/* how: what the script is told behind the file's name. */
+static void run_case(const char *python, const char *shared, const char *script, const char *how)
 {
     char gguf[64], command[4400], ref_path[80];
     snprintf(gguf, sizeof gguf, "/tmp/mtplx-test-XXXXXX");
@@ -21,8 +22,8 @@ static void run_case(const char *python, const char *shared, const char *arch, c
     assert_true(fd >= 0);
     close(fd);
     snprintf(command, sizeof command,
-             "PYTHONDONTWRITEBYTECODE=1 %s '%s/reference/gen/gen_dense.py' %s %s %s >/dev/null",
-             python, shared, gguf, arch, scaling);
+             "PYTHONDONTWRITEBYTECODE=1 %s '%s/reference/gen/%s' %s %s >/dev/null", python, shared,
+             script, gguf, how);
     if (system(command) != 0) {
         fail_msg("failed: %s", command);
     }
@@ -54,10 +55,10 @@ static void run_case(const char *python, const char *shared, const char *arch, c
             largest = fabs(want) > largest ? fabs(want) : largest;
         }
         double bound = (full ? 1e-4 : 2e-3) * largest;
-        printf("%s %s, %s pages: largest error %.2e of logits up to %.1f (bound %.1e)\n", arch,
-               scaling, full ? "f32" : "f16", worst, largest, bound);
+        printf("%s %s, %s pages: largest error %.2e of logits up to %.1f (bound %.1e)\n", script,
+               how, full ? "f32" : "f16", worst, largest, bound);
         if (!(worst <= bound)) {
-            fail_msg("%s %s: error %g, expected at most %g", arch, scaling, worst, bound);
+            fail_msg("%s %s: error %g, expected at most %g", script, how, worst, bound);
         }
         mx_seq_free(&s);
         mx_free(ids);
@@ -95,9 +96,14 @@ static void agrees_with_reference(void **state)
         skip();
     }
     static const char *const cases[][2] = {
-        {"llama", "none"},    {"llama", "linear"}, {"llama", "yarn"}, {"llama", "factors"},
-        {"qwen2", "none"},    {"qwen2", "yarn"},   {"qwen3", "none"}, {"qwen3", "linear"},
-        {"qwen3moe", "none"}, {"qwen3moe", "yarn"}, {"gemma3", "none"}, {"gemma3", "linear"},
+        {"gen_dense.py", "llama none"},    {"gen_dense.py", "llama linear"},
+        {"gen_dense.py", "llama yarn"},    {"gen_dense.py", "llama factors"},
+        {"gen_dense.py", "qwen2 none"},    {"gen_dense.py", "qwen2 yarn"},
+        {"gen_dense.py", "qwen3 none"},    {"gen_dense.py", "qwen3 linear"},
+        {"gen_dense.py", "qwen3moe none"}, {"gen_dense.py", "qwen3moe yarn"},
+        {"gen_dense.py", "gemma3 none"},   {"gen_dense.py", "gemma3 linear"},
+        {"gen_qwen35.py", "dense"},        {"gen_qwen35.py", "moe"},
+        {"gen_qwen35.py", "next"},
     };
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         run_case(python, shared, cases[i][0], cases[i][1]);

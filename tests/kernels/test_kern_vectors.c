@@ -10,6 +10,7 @@
 #include "kernels/kern_impl_exp.h"
 
 #define MX_NUMERICS_GOLDEN "6ad7646ddd95a2efe15f0dc19536f6081fc8d85196f24c7c2965c0333c82a6e0"
+#define MX_GDN_GOLDEN "82721daeae7f648debdaed7fd13d51e5ee99b826d0550e12622290e0fdfd88a7"
 #define MX_EXTRAS_GOLDEN "45dcb9654ece0ecad2242b518e419c7b8b115a058b45a9e1dce6298a6ebb27b6"
 
 static const mx_cpu_level levels[] = {VECTOR_LEVELS};
@@ -390,6 +391,7 @@ static void one_numerics_id(void **state)
     (void)state;
     check_id(mx_kern_numerics_id, MX_NUMERICS_GOLDEN);
     check_id(mx_kern_extras_id, MX_EXTRAS_GOLDEN);
+    check_id(mx_kern_gdn_id, MX_GDN_GOLDEN);
 }
 
 static void dispatcher(void **state)
