@@ -7,6 +7,7 @@
 
 #include "api/api.h"
 #include "base/mem.h"
+#include "cli/cli_bench.h"
 #include "cli/cli_machine.h"
 #include "cli/cli_options.h"
 #include "cli/cli_start.h"
@@ -25,6 +26,8 @@ static int run_inspect(int argc, char **argv);
 
 static const command commands[] = {
     {"start", "mtplx start [OPTIONS]", "serve a model on http://127.0.0.1:8000", mx_cli_start},
+    {"bench", "mtplx bench roof|model FILE [OPTIONS]", "how fast this machine and a model on it are",
+     mx_cli_bench},
     {"cache", "mtplx cache rm --all [--ssd-session-cache-dir DIR]",
      "remove all conversations kept on disk", run_cache},
     {"inspect", "mtplx inspect --cpu", "what this machine offers", run_inspect},
@@ -63,9 +66,13 @@ static int run_help(int argc, char **argv)
         return wrong_usage(c == NULL ? "there is no such command" : "help takes one command");
     }
     printf("%s: %s\n", c->usage, c->summary);
-    if (c->run == mx_cli_start) {
+    if (c->run == mx_cli_start || c->run == mx_cli_bench) {
         mx_buf b = {0};
-        mx_settings_help(&b);
+        if (c->run == mx_cli_start) {
+            mx_settings_help(&b);
+        } else {
+            mx_cli_bench_help(&b);
+        }
         printf("\n%.*s", (int)b.len, b.ptr == NULL ? "" : b.ptr);
         mx_buf_free(&b);
     }

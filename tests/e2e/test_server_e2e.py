@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The server as a process: starting, refusing to start, limits, hang-ups, ending."""
 
+import json
 import re
 import signal
 import socket
@@ -80,6 +81,27 @@ def test_small_commands(tmp_path):
     assert "start" in run_mtplx("help").stdout
     assert "best level" in run_mtplx("inspect", "--cpu").stdout
     assert run_mtplx().returncode == 2
+
+
+def test_bench_model(tmp_path):
+    args = ("bench", "model", str(MODEL), "--prompt", "70", "--gen", "3", "--depth", "70", "--batch", "2",
+            "--repeat", "2", "--no-roof", "--threads", "1")
+    r = json.loads(run_mtplx(*args, "--json", home=tmp_path, timeout=60).stdout)
+    assert r["threads"] == 1 and r["architecture"] == "llama"
+    for kind, tokens in (("prefill", 70), ("decode", 3)):
+        rates = r[kind]["rates"]
+        assert r[kind]["tokens"] == tokens and len(rates) == 2 and min(rates) > 0
+        assert r[kind]["median"] == max(rates)
+    assert r["decode"]["batch"] == 2 and r["decode"]["depth"] == 70
+    assert 0.5 < r["weight_bytes"] / MODEL.stat().st_size < 1
+    text = run_mtplx(*args, home=tmp_path, timeout=60).stdout
+    assert "prefill 70:" in text and "decode 3 x 2 at 70:" in text
+    for wrong in (("bench",), ("bench", "model"), ("bench", "model", str(MODEL), "--depht", "1"),
+                  ("bench", "roof", "--threads", "0x")):
+        r = run_mtplx(*wrong, home=tmp_path)
+        assert r.returncode == 2 and "mtplx: " in r.stderr and not r.stdout, wrong
+    missing = run_mtplx("bench", "model", str(tmp_path / "no.gguf"), home=tmp_path)
+    assert missing.returncode == 1 and "no.gguf" in missing.stderr
 
 
 def test_session_variables_are_shown(start):
