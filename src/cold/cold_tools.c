@@ -167,11 +167,16 @@ static mx_err read_manifest(int dir, const char *name, const mx_hash256 *id, mx_
     return err;
 }
 
-static void page_path(const mx_hash256 *id, char path[MX_COLD_NAME_CAP + 8])
+static const char *folder_of(mx_cold_object o)
+{
+    return o == MX_COLD_STATE ? "states" : "pages";
+}
+
+static void object_path(mx_cold_object o, const mx_hash256 *id, char path[MX_COLD_NAME_CAP + 16])
 {
     char xx[3], name[MX_COLD_NAME_CAP];
-    mx_cold_page_name(id, xx, name);
-    snprintf(path, MX_COLD_NAME_CAP + 8, "pages/%s/%.80s", xx, name);
+    mx_cold_object_name(o, id, xx, name);
+    snprintf(path, MX_COLD_NAME_CAP + 16, "%s/%s/%.80s", folder_of(o), xx, name);
 }
 
 typedef struct listing {
@@ -206,13 +211,15 @@ static mx_err list_one(void *arg, int dir, const char *name)
         .used_s = st.st_mtim.tv_sec,
     };
     snprintf(e.folder, sizeof e.folder, "%s", l->model->name);
-    for (uint32_t i = 0; i < m.n_pages; i++) {
-        char path[MX_COLD_NAME_CAP + 8];
-        page_path(&m.page_ids[i], path);
+    for (uint32_t i = 0; i < m.n_pages + m.n_states; i++) {
+        char path[MX_COLD_NAME_CAP + 16];
+        bool is_page = i < m.n_pages;
+        object_path(is_page ? MX_COLD_PAGE : MX_COLD_STATE,
+                    is_page ? &m.page_ids[i] : &m.state_ids[i - m.n_pages], path);
         if (fstatat(l->model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
             e.bytes += (uint64_t)st.st_size;
         } else {
-            e.n_missing++;
+            e.n_missing += is_page;
         }
     }
     mx_free(copy);
@@ -248,9 +255,10 @@ mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, v
 /* ---- checking -------------------------------------------------------------------------------- */
 
 typedef struct checking {
-    const mx_hash256 *only; /* this manifest and its pages; NULL = all */
-    mx_hash256 *pages;      /* [n_pages] then: the pages, sorted */
-    size_t n_pages;
+    const mx_hash256 *only; /* this manifest and what it names; NULL = all */
+    mx_hash256 *ids;        /* [n_ids] then: pages and states, sorted */
+    size_t n_ids;
+    mx_cold_object object;  /* looked at now */
     bool quarantine;
     mx_cold_bad_fn *fn;
     void *arg;
@@ -286,16 +294,18 @@ static void judge(checking *c, int dir, const char *name, mx_err err, const mx_e
     if (c->quarantine && err == MX_E_CORRUPT) {
         mx_cold_folder f;
         mx_hash256 root = {{0}};
-        mx_cold_folder_init(&f, &mx_cold_real_fileops, "", &root);
+        mx_cold_folder_init(&f, &mx_cold_real_fileops, "", &root, false);
         f.root_fd = c->model->fd; /* lent */
         c->out->n_moved += mx_cold_quarantine(&f, dir, name, eb->text);
     }
 }
 
-static mx_err check_page_bytes(const mx_hash256 *id, const uint8_t *bytes, size_t n, mx_errbuf *eb)
+static mx_err check_bytes(mx_cold_object o, const mx_hash256 *id, const uint8_t *bytes, size_t n,
+                          mx_errbuf *eb)
 {
     mx_disk_page page;
-    MX_TRY(mx_disk_page_decode(&page, bytes, n, eb));
+    MX_TRY(o == MX_COLD_STATE ? mx_disk_state_decode(&page, bytes, n, eb)
+                              : mx_disk_page_decode(&page, bytes, n, eb));
     if (!mx_hash256_eq(&page.own, id)) {
         return mx_fail(eb, MX_E_CORRUPT, "the name is not the identity");
     }
@@ -305,21 +315,21 @@ static mx_err check_page_bytes(const mx_hash256 *id, const uint8_t *bytes, size_
     return mx_disk_page_verify(&page, bytes + MX_DISK_PAYLOAD_AT, (size_t)page.payload_bytes, eb);
 }
 
-static mx_err check_page(void *arg, int dir, const char *name)
+static mx_err check_object(void *arg, int dir, const char *name)
 {
-    enum { MAX_PAGE_BYTES = 256 << 20 };
+    enum { MAX_OBJECT_BYTES = 1 << 30 };
     checking *c = arg;
     mx_hash256 id;
     mx_errbuf eb = {{0}};
     int fd = -1;
     uint64_t n = 0;
-    if (!has_suffix(name, ".page", &id)
-        || (c->only != NULL && !is_among(c->pages, c->n_pages, &id)))
+    if (!has_suffix(name, c->object == MX_COLD_STATE ? ".state" : ".page", &id)
+        || (c->only != NULL && !is_among(c->ids, c->n_ids, &id)))
     {
         return MX_OK;
     }
     mx_err err = mx_cold_open_file(&mx_cold_real_fileops, dir, name, &fd, &n, &eb);
-    if (err == MX_OK && (n < MX_DISK_PAYLOAD_AT || n > MAX_PAGE_BYTES)) {
+    if (err == MX_OK && (n < MX_DISK_PAYLOAD_AT || n > MAX_OBJECT_BYTES)) {
         err = mx_fail(&eb, MX_E_CORRUPT, "size");
     }
     void *bytes = c->bytes;
@@ -333,7 +343,7 @@ static mx_err check_page(void *arg, int dir, const char *name)
         err = mx_cold_read_all(&mx_cold_real_fileops, fd, &iov, 1, &eb);
     }
     if (err == MX_OK) {
-        err = check_page_bytes(&id, c->bytes, (size_t)n, &eb);
+        err = check_bytes(c->object, &id, c->bytes, (size_t)n, &eb);
     }
     if (fd >= 0) {
         close(fd);
@@ -350,8 +360,8 @@ static mx_err check_xx(void *arg, int dir, const char *name)
     if (strlen(name) != 2 || strspn(name, "0123456789abcdef") != 2) {
         return MX_OK;
     }
-    snprintf(c->folder, sizeof c->folder, "pages/%s", name);
-    return each_name(dir, name, check_page, c);
+    snprintf(c->folder, sizeof c->folder, "%s/%s", folder_of(c->object), name);
+    return each_name(dir, name, check_object, c);
 }
 
 static mx_err check_manifest(void *arg, int dir, const char *name)
@@ -370,14 +380,15 @@ static mx_err check_manifest(void *arg, int dir, const char *name)
     c->out->n_bytes +=
         fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (uint64_t)st.st_size : 0;
     if (err == MX_OK && c->only != NULL) {
-        c->pages = mx_alloc(m.n_pages * sizeof *c->pages);
-        if (c->pages == NULL) {
+        c->n_ids = (size_t)m.n_pages + m.n_states;
+        c->ids = mx_alloc(c->n_ids * sizeof *c->ids);
+        if (c->ids == NULL) {
             mx_free(copy);
             return MX_E_NOMEM;
         }
-        memcpy(c->pages, m.page_ids, m.n_pages * sizeof *c->pages);
-        c->n_pages = m.n_pages;
-        qsort(c->pages, c->n_pages, sizeof *c->pages, compare_hash);
+        memcpy(c->ids, m.page_ids, m.n_pages * sizeof *c->ids);
+        memcpy(c->ids + m.n_pages, m.state_ids, m.n_states * sizeof *c->ids);
+        qsort(c->ids, c->n_ids, sizeof *c->ids, compare_hash);
     }
     mx_free(copy);
     judge(c, dir, name, err, &eb);
@@ -390,10 +401,15 @@ static mx_err check_model(void *arg, const model_dir *m)
     c->model = m;
     snprintf(c->folder, sizeof c->folder, "sessions");
     MX_TRY(each_name(m->fd, "sessions", check_manifest, c));
+    c->object = MX_COLD_PAGE;
     mx_err err = each_name(m->fd, "pages", check_xx, c);
-    mx_free(c->pages);
-    c->pages = NULL;
-    c->n_pages = 0;
+    if (err == MX_OK) {
+        c->object = MX_COLD_STATE;
+        err = each_name(m->fd, "states", check_xx, c);
+    }
+    mx_free(c->ids);
+    c->ids = NULL;
+    c->n_ids = 0;
     return err;
 }
 
@@ -428,14 +444,14 @@ static void remove_file(int dir, const char *path, mx_cold_counts *out)
     }
 }
 
-/* The pages of all manifests but one. */
+/* The pages and states of all manifests but one. */
 typedef struct kept {
     const mx_hash256 *but;
     mx_hash256 *ids; /* [n] */
     size_t n, cap;
 } kept;
 
-static mx_err keep_pages(void *arg, int dir, const char *name)
+static mx_err keep_objects(void *arg, int dir, const char *name)
 {
     kept *k = arg;
     mx_hash256 id;
@@ -450,11 +466,12 @@ static mx_err keep_pages(void *arg, int dir, const char *name)
         return err == MX_E_NOMEM ? err : MX_OK;
     }
     void *ids = k->ids;
-    bool ok = mx_grow(&ids, &k->cap, k->n + m.n_pages, sizeof *k->ids);
+    bool ok = mx_grow(&ids, &k->cap, k->n + m.n_pages + m.n_states, sizeof *k->ids);
     k->ids = ids;
     if (ok) {
         memcpy(k->ids + k->n, m.page_ids, m.n_pages * sizeof *k->ids);
-        k->n += m.n_pages;
+        memcpy(k->ids + k->n + m.n_pages, m.state_ids, m.n_states * sizeof *k->ids);
+        k->n += m.n_pages + m.n_states;
     }
     mx_free(copy);
     return ok ? MX_OK : MX_E_NOMEM;
@@ -485,16 +502,19 @@ static mx_err remove_from(void *arg, const model_dir *model)
     if (err != MX_OK && err != MX_E_CORRUPT) {
         return err;
     }
-    err = each_name(model->fd, "sessions", keep_pages, &k);
+    err = each_name(model->fd, "sessions", keep_objects, &k);
     if (err == MX_OK) {
         /* The manifest first: a removal that is interrupted leaves pages, which age, and no promise. */
         remove_file(model->fd, path, r->out);
         if (k.n > 0) {
             qsort(k.ids, k.n, sizeof *k.ids, compare_hash);
         }
-        for (uint32_t i = copy != NULL ? m.n_pages : 0; i-- > 0;) {
-            if (!is_among(k.ids, k.n, &m.page_ids[i])) {
-                page_path(&m.page_ids[i], path);
+        /* States before their pages. */
+        for (uint32_t i = copy != NULL ? m.n_pages + m.n_states : 0; i-- > 0;) {
+            bool is_page = i < m.n_pages;
+            const mx_hash256 *id = is_page ? &m.page_ids[i] : &m.state_ids[i - m.n_pages];
+            if (!is_among(k.ids, k.n, id)) {
+                object_path(is_page ? MX_COLD_PAGE : MX_COLD_STATE, id, path);
                 remove_file(model->fd, path, r->out);
             }
         }
