@@ -11,8 +11,7 @@ packages="libc6-dev libssl-dev libpcre2-dev libjson-c-dev libmicrohttpd-dev libx
           libcmocka-dev"
 
 root=${1:?usage: aarch64-sysroot.sh FOLDER}
-mkdir -p -- "$root.apt" || exit 1
-root=$(realpath -- "$root")
+root=$(realpath -m -- "$root")
 apt=$root.apt
 wanted=$(tr -s ' \n' ' ' <<<"$packages")
 [ "$(cat -- "$root/.whole" 2>/dev/null)" = "$wanted" ] && exit 0

@@ -182,9 +182,9 @@ def test_sysroot_is_filled_once_and_without_the_machines_apt(tmp_path):
     for setting in ("Dir::State", "Dir::State::Lists", "Dir::Cache"):
         assert all(f" {setting}={folder}.apt" in call for call in calls)
     assert all("Dir::State::status=/dev/null" in call for call in calls)
-    assert not pathlib.Path(f"{folder}.apt").exists()
     assert sysroot(path, folder).returncode == 0
     assert log.read_text().splitlines() == calls
+    assert not pathlib.Path(f"{folder}.apt").exists()
 
 
 @pytest.mark.parametrize("bad", ["update", "install", "dpkg-deb"])
