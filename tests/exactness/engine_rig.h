@@ -122,6 +122,8 @@ typedef struct question {
     uint64_t seed;
     mx_cache_policy cache;
     const char *stop;
+    const uint32_t *marks;
+    size_t n_marks;
     bool obey_eos;
     bool no_logprobs;
 } question;
@@ -199,6 +201,8 @@ MX_UNUSED static mx_err try_ask(rig *g, asking *a, const question *q, mx_errbuf 
         .sampling = mx_sampling_default(),
         .cache = q->cache,
         .ignore_eos = !q->obey_eos,
+        .marks = q->marks,
+        .n_marks = q->n_marks,
         .wake = on_wake,
         .wake_arg = a->waiter,
         .id = "test",
