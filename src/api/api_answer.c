@@ -428,6 +428,8 @@ static bool create_request(answer *s, size_t i, const mx_api_params *a, mx_promp
         .ignore_eos = a->ignore_eos,
         .cache = a->cache,
         .salt = salt,
+        .marks = prompt->marks,
+        .n_marks = prompt->n_marks,
         .wake = mx_waker_wake,
         .wake_arg = s->waker,
     };

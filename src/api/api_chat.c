@@ -590,6 +590,16 @@ static bool read_messages(chat *c)
     return true;
 }
 
+static void add_special_texts(chat *c, mx_value *context)
+{
+    if (c->env->bos_text.len > 0) {
+        set(c, context, "bos_token", mx_value_string(c->arena, c->env->bos_text, true));
+    }
+    if (c->env->eos_text.len > 0) {
+        set(c, context, "eos_token", mx_value_string(c->arena, c->env->eos_text, true));
+    }
+}
+
 static bool fill_context(chat *c, mx_value *context)
 {
     bool opens_message = true;
@@ -605,12 +615,7 @@ static bool fill_context(chat *c, mx_value *context)
     }
     set(c, context, "messages", messages);
     set(c, context, "add_generation_prompt", mx_value_bool(c->arena, opens_message));
-    if (c->env->bos_text.len > 0) {
-        set(c, context, "bos_token", mx_value_string(c->arena, c->env->bos_text, true));
-    }
-    if (c->env->eos_text.len > 0) {
-        set(c, context, "eos_token", mx_value_string(c->arena, c->env->eos_text, true));
-    }
+    add_special_texts(c, context);
     if (!add_tools(c, context) || !add_variables(c, context)) {
         return false;
     }
@@ -619,6 +624,66 @@ static bool fill_context(chat *c, mx_value *context)
         return mx_problem_set(c->p, 500, NULL, NULL, "out of memory");
     }
     return true;
+}
+
+/* System messages at the beginning, and a message of a user who is somebody else: many templates
+ * refuse to render without any. */
+static bool fill_stem_context(chat *c, mx_value *context)
+{
+    if (!read_messages(c)) {
+        return false;
+    }
+    size_t n = 0;
+    mx_str role;
+    for (; n < c->n_messages; n++) {
+        struct json_object *m = json_object_array_get_idx(c->messages, n);
+        if (!json_object_is_type(m, json_type_object) || !read_role(c, n, m, &role)
+            || !mx_str_eq(role, MX_STR("system")))
+        {
+            break;
+        }
+    }
+    c->n_messages = n;
+    mx_value *messages = build_messages(c);
+    mx_value *user = mx_value_dict(c->arena);
+    set(c, user, "role", data(c, MX_STR("user")));
+    set(c, user, "content", data(c, MX_STR(".")));
+    messages = messages != NULL ? mx_value_list_add(c->arena, messages, user) : NULL;
+    if (c->p->status != 0 || messages == NULL) {
+        return false;
+    }
+    set(c, context, "messages", messages);
+    set(c, context, "add_generation_prompt", mx_value_bool(c->arena, true));
+    add_special_texts(c, context);
+    return add_tools(c, context) && add_variables(c, context);
+}
+
+/* What both texts begin with, cut back to the end of markup: what the two users say may begin alike. */
+static size_t common_stem(const mx_rendered *a, const mx_rendered *b)
+{
+    size_t n = mx_min_size(a->text.len, b->text.len), i = 0, end = 0;
+    while (i < n && a->text.ptr[i] == b->text.ptr[i]) {
+        i++;
+    }
+    for (size_t k = 0; k < a->n_markup && a->markup[k].begin < i; k++) {
+        end = mx_min_size(a->markup[k].end, i);
+    }
+    return end;
+}
+
+size_t mx_chat_stem(const mx_chat_env *env, struct json_object *body, const mx_rendered *rendered)
+{
+    mx_problem p = {0};
+    mx_rendered stem = {0};
+    chat c = {.env = env, .p = &p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
+    mx_value *context = c.arena == NULL ? NULL : mx_value_dict(c.arena);
+    size_t n = 0;
+    if (context != NULL && fill_stem_context(&c, context) && render(&c, context, &stem)) {
+        n = common_stem(rendered, &stem);
+    }
+    mx_rendered_free(&stem);
+    mx_arena_destroy(c.arena);
+    return n;
 }
 
 bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,

@@ -27,4 +27,10 @@ typedef struct mx_chat_env {
 bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
                     mx_problem *p);
 
+/* How many bytes of the text that `body` was rendered to come before the conversation itself: system
+ * messages, tool definitions and what the template puts around them, which another conversation with
+ * the same ones begins with, too. Ends where markup does. 0 = not known: the template does not put
+ * them first, or refuses them alone. */
+size_t mx_chat_stem(const mx_chat_env *env, struct json_object *body, const mx_rendered *rendered);
+
 #endif

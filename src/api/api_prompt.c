@@ -141,6 +141,66 @@ static bool may_fit(const mx_api *a, size_t n_bytes, const char *field, mx_probl
                           "shorten '%s'", n_bytes, at_least, n_ctx, n_ctx, field);
 }
 
+/* ---- marks ----------------------------------------------------------------------------------- */
+
+static void add_mark(mx_prompt *out, size_t at)
+{
+    if (at > 0 && at < out->tokens.n && (out->n_marks == 0 || at > out->marks[out->n_marks - 1])) {
+        out->marks[out->n_marks++] = (uint32_t)at;
+    }
+}
+
+/* How many of the prompt's tokens the first n bytes of the text become, too. */
+static size_t tokens_of_stem(const mx_tokenizer *t, mx_rendered *r, size_t n, const mx_prompt *out)
+{
+    mx_tokens ids = {0};
+    size_t n_markup = 0, common = 0;
+    while (n_markup < r->n_markup && r->markup[n_markup].begin < n) {
+        n_markup++;
+    }
+    if (n_markup == 0) {
+        return 0;
+    }
+    mx_span last = r->markup[n_markup - 1];
+    r->markup[n_markup - 1].end = mx_min_size(last.end, n);
+    if (mx_tokenizer_encode(t, r->text.ptr, n, r->markup, n_markup, false, &ids) == MX_OK) {
+        while (common < ids.n && common < out->tokens.n
+               && ids.ids[common] == out->tokens.ids[common]) {
+            common++;
+        }
+    }
+    r->markup[n_markup - 1] = last;
+    mx_tokens_free(&ids);
+    return common;
+}
+
+/* Where the markup behind the last message begins. The next prompt of the conversation may have other
+ * markup there: the answer instead of what opens one, no reasoning. Counted from the end, so that
+ * nothing is tokenised again. */
+static size_t tokens_before_ending(const mx_tokenizer *t, const mx_rendered *r,
+                                   const mx_prompt *out)
+{
+    if (r->n_markup == 0 || r->markup[r->n_markup - 1].end != r->text.len) {
+        return 0;
+    }
+    size_t n_bytes = r->text.len - r->markup[r->n_markup - 1].begin, n = out->tokens.n, seen = 0;
+    while (n > 0 && seen < n_bytes) {
+        seen += mx_tokenizer_piece(t, out->tokens.ids[--n], true).len;
+    }
+    return n;
+}
+
+/* Models with a recurrent state can only resume where a boundary was left. */
+static void find_marks(mx_api *a, const mx_chat_env *env, struct json_object *body,
+                       mx_rendered *r, mx_prompt *out)
+{
+    const mx_tokenizer *t = mx_model_tokenizer(a->model);
+    if (mx_model_kv_shape(a->model)->state_bytes > 0) {
+        add_mark(out, tokens_of_stem(t, r, mx_chat_stem(env, body, r), out));
+        add_mark(out, tokens_before_ending(t, r, out));
+    }
+}
+
 bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
                         mx_prompt **out, size_t *n, mx_problem *p)
 {
@@ -162,6 +222,9 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rul
             source s = {.is_chat = true, .markup = r.markup, .n_markup = r.n_markup};
             s.text = (mx_str){r.text.ptr == NULL ? "" : r.text.ptr, r.text.len};
             ok = tokenise(a, &s, rules, *out, p);
+            if (ok) {
+                find_marks(a, &env, body, &r, *out);
+            }
             (*out)->text = r.text;
             r.text = (mx_buf){0};
         }

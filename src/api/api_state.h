@@ -91,6 +91,8 @@ enum { MX_API_MAX_PROMPTS = 64 }; /* in one request to /v1/completions */
 typedef struct mx_prompt {
     mx_tokens tokens;
     bool is_sampled;  /* usage.cache.prompt_source: "sampled_ids", else "client" */
+    uint32_t marks[2]; /* [n_marks] mx_request_params.marks */
+    size_t n_marks;
     /* What the ids are the ids of, when they are to be remembered together with the answer. */
     bool is_kept;
     mx_buf text;

@@ -16,6 +16,7 @@ void mx_usage_add(mx_usage *u, const mx_request_stats *s, bool is_first)
         return;
     }
     mx_request_stats *t = &u->total;
+    t->is_approximate = t->is_approximate || s->is_approximate;
     t->n_prompt += s->n_prompt;
     t->n_ram += s->n_ram;
     t->n_ssd += s->n_ssd;
@@ -101,6 +102,9 @@ void mx_write_usage(mx_buf *b, const mx_usage *u)
                   s->n_prompt, s->n_generated, s->n_prompt + s->n_generated, s->n_ram + s->n_ssd,
                   mx_usage_mode(u), mx_restore_kind_name(s->restore), s->n_ram, s->n_ssd,
                   s->n_computed, (double)s->restore_us / 1000.0, u->prompt_source);
+    if (s->is_approximate) {
+        mx_buf_str(b, ",\"cache_exact\":false");
+    }
     mx_buf_str(b, ",\"miss\":");
     mx_write_miss(b, u);
     mx_buf_str(b, "}}");

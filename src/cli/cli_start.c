@@ -238,6 +238,7 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
             .near_prefix_gap = (uint32_t)o->near_prefix_gap,
             .lazy_snapshot = o->lazy_snapshot,
             .settle_snapshot = o->snapshot_settle,
+            .approximate_restore = !o->boundary_true_restore,
         },
         .cold_dir = s->cache_dir,
         .cold_mode = (mx_cold_mode)o->ssd_mode,

@@ -255,9 +255,56 @@ static void survives_lack_of_memory(void **state)
     mx_template_destroy(t);
 }
 
+/* The stem is what a conversation of somebody else with the same system message and tools begins with,
+ * too, up to the end of markup. */
+static void expect_stem(const char *template, const char *body, const char *want)
+{
+    mx_template *t = NULL;
+    struct json_object *o = NULL;
+    mx_rendered r;
+    mx_problem p = {0};
+    assert_int_equal(mx_template_parse(&t, mx_str_of(template), NULL), MX_OK);
+    assert_int_equal(mx_json_parse(&o, mx_str_of(body), NULL), MX_OK);
+    mx_chat_env env = {.template = t, .bos_text = MX_STR("<s>"), .eos_text = MX_STR("</s>")};
+    assert_true(mx_chat_render(&env, o, &r, &p));
+    size_t n = mx_chat_stem(&env, o, &r);
+    if (n != strlen(want) || memcmp(r.text.ptr, want, n) != 0) {
+        fail_msg("%s\nexpected: %s\ngot:      %.*s", body, want, (int)n, r.text.ptr);
+    }
+    mx_rendered_free(&r);
+    json_object_put(o);
+    mx_template_destroy(t);
+}
+
+static void test_stem(void **state)
+{
+    (void)state;
+    static const char with_tools[] =
+        "{{ bos_token }}{% if tools %}[tools]{% for t in tools %}{{ t.function.name }};{% endfor %}"
+        "{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    expect_stem(with_tools, "{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},"
+                "{\"role\":\"user\",\"content\":\"Hello\"}]}",
+                "<s><|system|>Be brief.<|end|><|user|>");
+    expect_stem(with_tools, "{\"messages\":[{\"role\":\"developer\",\"content\":\"A\"},"
+                "{\"role\":\"user\",\"content\":\"...\"},{\"role\":\"assistant\","
+                "\"content\":\"B\"},{\"role\":\"user\",\"content\":\"C\"}],"
+                "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}",
+                "<s>[tools]f;<|system|>A<|end|><|user|>");
+    expect_stem(with_tools, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", "<s><|user|>");
+    /* Templates that refuse, or put something else first. */
+    expect_stem("{% if messages | length < 3 %}{{ raise_exception('short') }}{% endif %}"
+                "{% for m in messages %}<{{ m.content }}>{% endfor %}",
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+                "\"content\":\"b\"},{\"role\":\"user\",\"content\":\"c\"}]}", "");
+    expect_stem("{{ messages[-1].content }}: {% for m in messages %}<{{ m.content }}>{% endfor %}",
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stem),
         cmocka_unit_test(message_shapes),
         cmocka_unit_test(tools_and_variables),
         cmocka_unit_test(continues_the_assistant),
