@@ -205,12 +205,31 @@ static void add_vocabulary(builder *b)
             b->spec->chat_template != NULL ? b->spec->chat_template : default_template);
 }
 
+static void add_hybrid_keys(builder *b)
+{
+    const mx_tiny_spec *s = b->spec;
+    if (s->attn_period > 0) {
+        key_u32(b, "*.full_attention_interval", s->attn_period);
+        key_u32(b, "*.ssm.conv_kernel", s->gdn_taps);
+        key_u32(b, "*.ssm.state_size", s->gdn_dim);
+        key_u32(b, "*.ssm.group_count", s->gdn_k_heads);
+        key_u32(b, "*.ssm.time_step_rank", s->gdn_v_heads);
+        key_u32(b, "*.ssm.inner_size", s->gdn_v_heads * s->gdn_dim);
+    }
+    if (s->n_ff_shared > 0) {
+        key_u32(b, "*.expert_shared_feed_forward_length", s->n_ff_shared);
+    }
+    if (s->n_mtp > 0) {
+        key_u32(b, "*.nextn_predict_layers", s->n_mtp);
+    }
+}
+
 static void add_keys(builder *b)
 {
     const mx_tiny_spec *s = b->spec;
     key_str(b, "general.architecture", s->arch);
     key_str(b, "general.name", "tiny");
-    key_u32(b, "*.block_count", s->n_layers);
+    key_u32(b, "*.block_count", s->n_layers + s->n_mtp);
     key_u32(b, "*.context_length", s->n_ctx);
     key_u32(b, "*.embedding_length", s->n_embd);
     key_u32(b, "*.feed_forward_length", s->n_ff);
@@ -220,7 +239,8 @@ static void add_keys(builder *b)
     key_u32(b, "*.attention.value_length", s->head_dim);
     key_f32(b, "*.attention.layer_norm_rms_epsilon", 1e-5f);
     key_f32(b, "*.rope.freq_base", 10000.0f);
-    key_u32(b, "*.rope.dimension_count", s->head_dim);
+    key_u32(b, "*.rope.dimension_count", s->n_rot > 0 ? s->n_rot : s->head_dim);
+    add_hybrid_keys(b);
     if (s->window > 0) {
         key_u32(b, "*.attention.sliding_window", s->window);
     }
@@ -294,6 +314,49 @@ static void experts(builder *b, uint32_t layer, const char *what, uint32_t n_in,
                   1.0 / sqrt((double)n_in));
 }
 
+static void add_gdn(builder *b, uint32_t i)
+{
+    const mx_tiny_spec *s = b->spec;
+    const uint32_t v = s->gdn_v_heads * s->gdn_dim, conv = 2 * s->gdn_k_heads * s->gdn_dim + v;
+    char name[64];
+    if (s->has_ssm_in) {
+        matrix(b, i, "ssm_in", s->n_embd, conv + v);
+    } else {
+        matrix(b, i, "attn_qkv", s->n_embd, conv);
+        matrix(b, i, "attn_gate", s->n_embd, v);
+    }
+    if (s->has_ssm_ba) {
+        matrix(b, i, "ssm_ba", s->n_embd, 2 * s->gdn_v_heads);
+    } else {
+        matrix(b, i, "ssm_beta", s->n_embd, s->gdn_v_heads);
+        matrix(b, i, "ssm_alpha", s->n_embd, s->gdn_v_heads);
+    }
+    snprintf(name, sizeof name, "blk.%u.ssm_conv1d.weight", i);
+    tensor_add(b, name, s->gdn_taps, conv, MX_F32, 0, 0.5);
+    vector(b, i, "ssm_dt.bias", s->gdn_v_heads, -0.5, 0.6);
+    vector(b, i, "ssm_a", s->gdn_v_heads, -2, 0.5);
+    vector(b, i, "ssm_norm.weight", s->gdn_dim, 1, 0.1);
+    matrix(b, i, "ssm_out", v, s->n_embd);
+}
+
+/* Some of what such a block has. */
+static void add_mtp(builder *b, uint32_t i)
+{
+    const mx_tiny_spec *s = b->spec;
+    vector(b, i, "attn_norm.weight", s->n_embd, 1, 0.1);
+    matrix(b, i, "nextn.eh_proj", 2 * s->n_embd, s->n_embd);
+    vector(b, i, "nextn.enorm.weight", s->n_embd, 1, 0.1);
+}
+
+static void add_shared_expert(builder *b, uint32_t i)
+{
+    const mx_tiny_spec *s = b->spec;
+    vector(b, i, "ffn_gate_inp_shexp.weight", s->n_embd, 0, 0.2);
+    matrix(b, i, "ffn_gate_shexp", s->n_embd, s->n_ff_shared);
+    matrix(b, i, "ffn_up_shexp", s->n_embd, s->n_ff_shared);
+    matrix(b, i, "ffn_down_shexp", s->n_ff_shared, s->n_embd);
+}
+
 static void add_ffn(builder *b, uint32_t i)
 {
     const mx_tiny_spec *s = b->spec;
@@ -315,38 +378,55 @@ static void add_ffn(builder *b, uint32_t i)
         experts(b, i, "ffn_up_exps", s->n_embd, s->n_ff);
     }
     experts(b, i, "ffn_down_exps", s->n_ff, s->n_embd);
+    if (s->n_ff_shared > 0) {
+        add_shared_expert(b, i);
+    }
+}
+
+static void add_attention(builder *b, uint32_t i)
+{
+    const mx_tiny_spec *s = b->spec;
+    const uint32_t q = s->n_heads * s->head_dim, kv = s->n_kv_heads * s->head_dim;
+    if (s->has_fused_qkv) {
+        matrix(b, i, "attn_qkv", s->n_embd, q + 2 * kv);
+    } else {
+        matrix(b, i, "attn_q", s->n_embd, s->attn_period > 0 ? 2 * q : q);
+        matrix(b, i, "attn_k", s->n_embd, kv);
+        matrix(b, i, "attn_v", s->n_embd, kv);
+    }
+    if (s->has_qkv_bias) {
+        vector(b, i, "attn_q.bias", q, 0, 0.3);
+        vector(b, i, "attn_k.bias", kv, 0, 0.3);
+        vector(b, i, "attn_v.bias", kv, 0, 0.3);
+    }
+    if (s->has_qk_norm) {
+        vector(b, i, "attn_q_norm.weight", s->head_dim, 1, 0.1);
+        vector(b, i, "attn_k_norm.weight", s->head_dim, 1, 0.1);
+    }
+    matrix(b, i, "attn_output", q, s->n_embd);
 }
 
 static void add_tensors(builder *b)
 {
     const mx_tiny_spec *s = b->spec;
-    uint32_t q = s->n_heads * s->head_dim, kv = s->n_kv_heads * s->head_dim;
     tensor_add(b, "token_embd.weight", s->n_embd, s->n_vocab, s->embd_type, 0, 1);
     for (uint32_t i = 0; i < s->n_layers; i++) {
         vector(b, i, "attn_norm.weight", s->n_embd, 1, 0.1);
-        if (s->has_fused_qkv) {
-            matrix(b, i, "attn_qkv", s->n_embd, q + 2 * kv);
+        if (s->attn_period > 0 && (i + 1) % s->attn_period != 0) {
+            add_gdn(b, i);
         } else {
-            matrix(b, i, "attn_q", s->n_embd, q);
-            matrix(b, i, "attn_k", s->n_embd, kv);
-            matrix(b, i, "attn_v", s->n_embd, kv);
+            add_attention(b, i);
         }
-        if (s->has_qkv_bias) {
-            vector(b, i, "attn_q.bias", q, 0, 0.3);
-            vector(b, i, "attn_k.bias", kv, 0, 0.3);
-            vector(b, i, "attn_v.bias", kv, 0, 0.3);
-        }
-        if (s->has_qk_norm) {
-            vector(b, i, "attn_q_norm.weight", s->head_dim, 1, 0.1);
-            vector(b, i, "attn_k_norm.weight", s->head_dim, 1, 0.1);
-        }
-        matrix(b, i, "attn_output", q, s->n_embd);
-        vector(b, i, "ffn_norm.weight", s->n_embd, 1, 0.1);
+        vector(b, i, s->attn_period > 0 ? "post_attention_norm.weight" : "ffn_norm.weight",
+               s->n_embd, 1, 0.1);
         if (s->has_post_norms) {
             vector(b, i, "post_attention_norm.weight", s->n_embd, 1, 0.1);
             vector(b, i, "post_ffw_norm.weight", s->n_embd, 1, 0.1);
         }
         add_ffn(b, i);
+    }
+    for (uint32_t i = 0; i < s->n_mtp; i++) {
+        add_mtp(b, s->n_layers + i);
     }
     tensor_add(b, "output_norm.weight", s->n_embd, 0, MX_F32, 1, 0.1);
     if (!s->is_tied) {
@@ -469,6 +549,30 @@ static void put_fused(mx_buf *out, const tensor *t, uint64_t seed)
     mx_buf_free(&half[1]);
 }
 
+/* The same weights as attn_qkv and attn_gate have: of each key head its query, its key, and the
+ * values and gates of its value heads. */
+static void put_ssm_in(mx_buf *out, const tensor *t, const mx_tiny_spec *s)
+{
+    const uint32_t d = s->gdn_dim, nk = s->gdn_k_heads, n = s->gdn_v_heads / nk;
+    mx_buf part[2] = {{0}};
+    for (int i = 0; i < 2; i++) {
+        tensor sub = *t;
+        sub.ne[1] = i == 0 ? (2 + n) * nk * d : n * nk * d;
+        snprintf(sub.name, sizeof sub.name, "%.*sattn_%s.weight",
+                 (int)(strstr(t->name, "ssm_in") - t->name), t->name, i == 0 ? "qkv" : "gate");
+        put_tensor(&part[i], &sub, s->seed);
+    }
+    const size_t head = part[1].len / (n * nk);
+    for (uint32_t g = 0; g < nk; g++) {
+        mx_buf_append(out, part[0].ptr + g * head, head);
+        mx_buf_append(out, part[0].ptr + (nk + g) * head, head);
+        mx_buf_append(out, part[0].ptr + (2 * nk + g * n) * head, n * head);
+        mx_buf_append(out, part[1].ptr + g * n * head, n * head);
+    }
+    mx_buf_free(&part[0]);
+    mx_buf_free(&part[1]);
+}
+
 static void pad(mx_buf *out)
 {
     while (out->len % ALIGNMENT != 0) {
@@ -498,6 +602,8 @@ void mx_tiny_build(mx_buf *out, const mx_tiny_spec *spec)
         put64(&infos, data.len);
         if (strstr(t->name, "gate_up") != NULL) {
             put_fused(&data, t, spec->seed);
+        } else if (strstr(t->name, "ssm_in.") != NULL) {
+            put_ssm_in(&data, t, spec);
         } else {
             put_tensor(&data, t, spec->seed);
         }

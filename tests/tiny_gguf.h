@@ -23,6 +23,14 @@ typedef struct mx_tiny_spec {
     bool has_fused_gate_up; /* of the experts */
     bool has_quantized_router; /* of `type`, as no sound file has it */
     bool has_post_norms;
+    uint32_t attn_period; /* not 0: every so manieth layer has attention with a gate, the others are
+                           * Gated DeltaNet of these: */
+    uint32_t gdn_k_heads, gdn_v_heads, gdn_dim, gdn_taps;
+    bool has_ssm_ba;      /* one tensor for beta and alpha, as qwen3next has it */
+    bool has_ssm_in;      /* one for queries, keys, values and their gate: the same weights, sorted */
+    uint32_t n_rot;       /* rotated dimensions of a head, 0 = all */
+    uint32_t n_ff_shared; /* of the shared expert, 0 = none */
+    uint32_t n_mtp;       /* blocks for multi-token prediction behind the layers */
     mx_qtype type;      /* of the matrices in the layers */
     mx_qtype embd_type; /* of token_embd and output */
     bool is_tied;       /* no output matrix */

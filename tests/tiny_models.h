@@ -48,6 +48,24 @@ static const tiny tinies[] = {
                 .head_dim = 32, .n_ff = 96, .n_vocab = 290, .n_ctx = 512, .type = MX_Q8_0,
                 .embd_type = MX_Q8_0, .is_tied = true, .has_qk_norm = true, .has_post_norms = true,
                 .window = 21, .window_pattern = 3, .seed = 19}},
+    /* More value heads than key heads in all of them; the last layer of the first has no
+     * attention. */
+    {"qwen35", {.arch = "qwen35", .n_layers = 5, .n_embd = 96, .n_heads = 4, .n_kv_heads = 2,
+                .head_dim = 32, .n_rot = 16, .n_ff = 160, .n_vocab = 270, .n_ctx = 512,
+                .type = MX_Q8_0, .embd_type = MX_Q8_0, .is_tied = true, .has_qk_norm = true,
+                .attn_period = 3, .gdn_k_heads = 2, .gdn_v_heads = 6, .gdn_dim = 32, .gdn_taps = 4,
+                .n_mtp = 1, .seed = 20}},
+    {"qwen35moe", {.arch = "qwen35moe", .n_layers = 4, .n_embd = 64, .n_heads = 4, .n_kv_heads = 1,
+                   .head_dim = 64, .n_rot = 16, .n_ff = 40, .n_vocab = 262, .n_ctx = 512,
+                   .type = MX_F16, .embd_type = MX_F32, .has_qk_norm = true, .n_experts = 7,
+                   .n_experts_used = 2, .n_ff_shared = 48, .attn_period = 4, .gdn_k_heads = 2,
+                   .gdn_v_heads = 4, .gdn_dim = 48, .gdn_taps = 4, .seed = 21}},
+    {"qwen3next", {.arch = "qwen3next", .n_layers = 4, .n_embd = 96, .n_heads = 2, .n_kv_heads = 2,
+                   .head_dim = 32, .n_rot = 8, .n_ff = 64, .n_vocab = 275, .n_ctx = 512,
+                   .type = MX_Q4_1, .embd_type = MX_Q8_0, .has_qk_norm = true, .n_experts = 6,
+                   .n_experts_used = 3, .n_ff_shared = 96, .attn_period = 2, .gdn_k_heads = 3,
+                   .gdn_v_heads = 6, .gdn_dim = 16, .gdn_taps = 3, .has_ssm_ba = true,
+                   .has_ssm_in = true, .seed = 22}},
 };
 
 #endif

@@ -216,6 +216,10 @@ static mx_err load_model(server *s, mx_errbuf *eb)
     MX_TRY(mx_model_load(&s->model, &model, s->pool, eb));
     const mx_model_config *c = mx_model_get_config(s->model);
     char name[128];
+    if (c->n_mtp_layers > 0) {
+        mx_log(MX_LOG_INFO, "model: mtp_layers=%u mtp_params=%llu, for multi-token prediction: not "
+               "loaded, not used", c->n_mtp_layers, (unsigned long long)c->n_mtp_params);
+    }
     mx_log(MX_LOG_INFO, "model: name=%s architecture=%s params=%llu ctx=%u cpu=%s threads=%u "
            "load_ms=%.0f",
            mx_log_safe(name, sizeof name, c->name, strlen(c->name)), c->architecture,

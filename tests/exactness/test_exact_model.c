@@ -98,10 +98,15 @@ static void run_forks(rig *r, const reference *ref, const char *what)
     int32_t other[N_OTHER];
     float *hidden = hidden_rows(r, ref->n);
     random_tokens(other, N_OTHER, r->n_vocab, 99);
+    /* A state is that of one position: such a sequence is forked where it ends. */
+    const bool has_states = mx_model_kv_shape(r->model)->state_bytes != 0;
     mx_seq base;
     mx_seq_init(&base, r->kv, &r->root);
-    rig_feed(r, &base, ref->tokens, ref->n, NULL);
     for (size_t i = 0; i < MX_COUNT(cuts) && cuts[i] < ref->n; i++) {
+        const uint32_t end = has_states ? cuts[i] : ref->n;
+        if (base.n_tokens < end) {
+            rig_feed(r, &base, ref->tokens + base.n_tokens, end - (uint32_t)base.n_tokens, NULL);
+        }
         char text[128];
         snprintf(text, sizeof text, "%s, forked at %u", what, cuts[i]);
         mx_seq fork, sibling;
@@ -165,6 +170,53 @@ static void run_among_others(rig *r, const reference *ref, uint32_t chunk, const
     for (int i = 0; i < 3; i++) {
         mx_seq_free(&s[i]);
     }
+    mx_free(hidden);
+}
+
+typedef struct patience {
+    int n_polls;
+} patience;
+
+static bool gives_up(void *arg)
+{
+    return --((patience *)arg)->n_polls < 0;
+}
+
+/* Other tokens in between that are thrown away: a chunk that is cancelled after more and more
+ * polls, the last one not at all. */
+static void run_rollbacks(rig *r, const reference *ref, const char *what)
+{
+    enum { N_WRONG = 30 };
+    char text[128];
+    snprintf(text, sizeof text, "%s, with chunks thrown away", what);
+    float *hidden = hidden_rows(r, ref->n);
+    int32_t wrong[N_WRONG];
+    mx_batch_row rows[N_WRONG];
+    random_tokens(wrong, N_WRONG, r->n_vocab, 4321);
+    mx_seq s;
+    mx_seq_init(&s, r->kv, &r->root);
+    int polls = 0;
+    bool was_cancelled = false, was_whole = false;
+    for (uint32_t at = 0; at < ref->n; at += 10, polls += 1 + polls / 3) {
+        mx_errbuf eb = {{0}};
+        uint32_t bad;
+        patience p = {at + 10 < ref->n ? polls : INT32_MAX};
+        rig_check(mx_seq_reserve(&s, N_WRONG), &eb, "reserve");
+        for (uint32_t i = 0; i < N_WRONG; i++) {
+            rows[i] = (mx_batch_row){.seq = &s, .pos = at + i, .token = wrong[i], .hidden_to = -1};
+        }
+        mx_batch b = {.rows = rows, .n_rows = N_WRONG, .is_cancelled = gives_up, .cancel_arg = &p};
+        mx_err e = mx_model_forward(r->model, &b, &bad, &eb);
+        was_cancelled |= e == MX_E_CANCELLED;
+        was_whole |= e == MX_OK;
+        mx_seq_rollback(&s);
+        mx_seq_check(&s);
+        const uint32_t n = ref->n - at < 10 ? ref->n - at : 10;
+        rig_feed(r, &s, ref->tokens + at, n, hidden + (size_t)at * r->n_embd);
+    }
+    assert_true(was_cancelled && was_whole);
+    compare(r, ref, hidden, 0, ref->n, text);
+    mx_seq_free(&s);
     mx_free(hidden);
 }
 
@@ -232,6 +284,7 @@ static void one_tiny_model(const tiny *t, mx_kv_type kv_type)
     run_among_others(&r, &ref, 29, name);
     run_among_others(&r, &ref, 150, name);
     run_poisoned(&r, &ref, name);
+    run_rollbacks(&r, &ref, name);
     rig_close(&r);
     mx_free(ref.logits);
 }
@@ -275,6 +328,26 @@ static void threads_and_levels_do_not_matter(void **state)
         }
         mx_free(ref.logits);
         rig_close(&base);
+    }
+}
+
+/* One tensor of a qwen3next file may be two: the same rows, sorted, give the same bits. */
+static void sorted_rows_are_the_same(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MX_COUNT(tinies); i++) {
+        if (!tinies[i].spec.has_ssm_in) {
+            continue;
+        }
+        mx_tiny_spec spec = tinies[i].spec;
+        rig joined = rig_open_tiny(&spec, rig_default());
+        spec.has_ssm_in = false;
+        rig split = rig_open_tiny(&spec, rig_default());
+        reference ref = make_reference(&joined, 60, 8);
+        run_chunks(&split, &ref, 60, "two tensors for one");
+        mx_free(ref.logits);
+        rig_close(&joined);
+        rig_close(&split);
     }
 }
 
@@ -334,6 +407,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(feeding_does_not_matter),
         cmocka_unit_test(threads_and_levels_do_not_matter),
+        cmocka_unit_test(sorted_rows_are_the_same),
         cmocka_unit_test(page_types_are_told_apart),
         cmocka_unit_test(default_model),
     };

@@ -210,6 +210,123 @@ static void bad_gemmas_are_refused(void **state)
     refused(&s, 0, MX_E_UNSUPPORTED, "post_attention_norm.weight");
 }
 
+/* Everything that a hybrid can have: a mixture with a shared expert, and a head that is not run. */
+static mx_tiny_spec tiny_hybrid(void)
+{
+    mx_tiny_spec s = tiny_mixture();
+    s.arch = "qwen35moe";
+    s.n_rot = 8;
+    s.n_ff_shared = 32;
+    s.attn_period = 2;
+    s.gdn_k_heads = 2;
+    s.gdn_v_heads = 4;
+    s.gdn_dim = 16;
+    s.gdn_taps = 4;
+    s.n_mtp = 1;
+    return s;
+}
+
+static void bad_hybrids_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *omit, *words;
+    } parts[] = {
+        {"qwen35moe.ssm.conv_kernel", "qwen35moe.ssm.conv_kernel"},
+        {"qwen35moe.ssm.state_size", "qwen35moe.ssm.state_size"},
+        {"qwen35moe.ssm.group_count", "qwen35moe.ssm.group_count"},
+        {"qwen35moe.ssm.time_step_rank", "qwen35moe.ssm.time_step_rank"},
+        {"qwen35moe.ssm.inner_size", "qwen35moe.ssm.inner_size"},
+        {"qwen35moe.expert_shared_feed_forward_length", "expert_shared_feed_forward_length"},
+        {"blk.0.attn_qkv.weight", "lacks tensor blk.0.attn_qkv.weight of shape {64, 128}"},
+        {"blk.0.attn_gate.weight", "lacks tensor blk.0.attn_gate.weight of shape {64, 64}"},
+        {"blk.0.ssm_beta.weight", "lacks tensor blk.0.ssm_beta.weight of shape {64, 4}"},
+        {"blk.0.ssm_alpha.weight", "lacks tensor blk.0.ssm_alpha.weight of shape {64, 4}"},
+        {"blk.0.ssm_conv1d.weight", "lacks tensor blk.0.ssm_conv1d.weight of shape {4, 128}"},
+        {"blk.0.ssm_dt.bias", "lacks tensor blk.0.ssm_dt.bias of shape {4}"},
+        {"blk.0.ssm_a", "lacks tensor blk.0.ssm_a of shape {4}"},
+        {"blk.0.ssm_norm.weight", "lacks tensor blk.0.ssm_norm.weight of shape {16}"},
+        {"blk.0.ssm_out.weight", "lacks tensor blk.0.ssm_out.weight of shape {64, 64}"},
+        {"blk.1.attn_q.weight", "lacks tensor blk.1.attn_q.weight of shape {64, 128}"},
+        {"blk.0.post_attention_norm.weight", "blk.0.post_attention_norm.weight of shape {64}"},
+        {"blk.1.ffn_gate_inp_shexp.weight", "blk.1.ffn_gate_inp_shexp.weight of shape {64}"},
+        {"blk.1.ffn_down_shexp.weight", "blk.1.ffn_down_shexp.weight of shape {32, 64}"},
+    };
+    for (size_t i = 0; i < MX_COUNT(parts); i++) {
+        mx_tiny_spec s = tiny_hybrid();
+        s.omit = parts[i].omit;
+        refused(&s, 0, i < 6 ? MX_E_NOT_FOUND : MX_E_FORMAT, parts[i].words);
+    }
+    mx_tiny_spec s = tiny_hybrid();
+    s.wide = "blk.0.attn_qkv.weight";
+    refused(&s, 0, MX_E_FORMAT, "blk.0.attn_qkv.weight has shape {64, 129}, expected {64, 128}");
+    s = tiny_hybrid();
+    s.gdn_v_heads = 3;
+    refused(&s, 0, MX_E_FORMAT, "3 value heads (ssm.time_step_rank) cannot share 2 key heads");
+    s = tiny_hybrid();
+    s.gdn_dim = 24;
+    refused(&s, 0, MX_E_UNSUPPORTED, "ssm.state_size 24");
+    s = tiny_hybrid();
+    s.gdn_taps = 1;
+    refused(&s, 0, MX_E_UNSUPPORTED, "ssm.conv_kernel 1");
+    s = tiny_hybrid();
+    s.attn_period = 3;
+    refused(&s, 0, MX_E_UNSUPPORTED, "2 layers, of which every 3th has attention");
+    s = tiny_hybrid();
+    s.has_ssm_in = true; /* only where value heads of one key head stand together */
+    refused(&s, 0, MX_E_FORMAT, "lacks tensor blk.0.attn_qkv.weight");
+    s = tiny_mixture();
+    s.n_ff_shared = 32; /* qwen3moe has no shared expert */
+    refused(&s, 0, MX_E_UNSUPPORTED, "expert_shared_feed_forward_length is 32");
+}
+
+/* Pages for the layers with attention, a state for the others; the head is counted. */
+static void hybrid_description_is_right(void **state)
+{
+    (void)state;
+    mx_tiny_spec s = tiny_hybrid();
+    rig r = rig_open_tiny(&s, rig_default());
+    const mx_model_config *c = mx_model_get_config(r.model);
+    assert_int_equal(c->n_layers, 2);
+    assert_int_equal(c->n_gdn_layers, 1);
+    assert_int_equal(c->n_mtp_layers, 1);
+    assert_int_equal(c->n_mtp_params, 64 + 128 * 64 + 64);
+    assert_int_equal(mx_model_kv_shape(r.model)->n_layers, 1);
+    /* conv inputs: 3 x (2 x 2 + 4 heads) x 16; S: 4 heads x 16 x 16 */
+    assert_int_equal(mx_model_kv_shape(r.model)->state_bytes, 4 * (3 * 128 + 4 * 256));
+    rig_close(&r);
+}
+
+/* A batch of a hybrid goes on from the sequence's state, once per sequence. */
+static void hybrid_batches_are_checked(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = tiny_hybrid();
+    rig r = rig_open_tiny(&spec, rig_default());
+    const int32_t tokens[] = {5, 6, 7};
+    mx_seq s, other;
+    mx_seq_init(&s, r.kv, &r.root);
+    mx_seq_init(&other, r.kv, &r.root);
+    rig_feed(&r, &s, tokens, 3, NULL);
+    assert_int_equal(mx_seq_reserve(&s, 4), MX_OK);
+    assert_int_equal(mx_seq_reserve(&other, 4), MX_OK);
+    uint32_t bad;
+    mx_errbuf eb = {{0}};
+    mx_batch_row skips[] = {{&s, 4, 9, -1, false}};
+    mx_batch b = {.rows = skips, .n_rows = 1};
+    assert_int_equal(mx_model_forward(r.model, &b, &bad, &eb), MX_E_INVALID);
+    assert_non_null(strstr(eb.text, "does not follow the state at 3"));
+    mx_batch_row twice[] = {{&s, 3, 9, -1, false}, {&other, 0, 9, -1, false}, {&s, 3, 9, -1, false}};
+    b = (mx_batch){.rows = twice, .n_rows = 3};
+    assert_int_equal(mx_model_forward(r.model, &b, &bad, &eb), MX_E_INVALID);
+    b.n_rows = 2;
+    assert_int_equal(mx_model_forward(r.model, &b, &bad, &eb), MX_OK);
+    assert_true(s.next->n_tokens == 4 && other.next->n_tokens == 1);
+    mx_seq_free(&s);
+    mx_seq_free(&other);
+    rig_close(&r);
+}
+
 /* The same experts in one tensor or in two. */
 static void fused_experts_are_the_same_experts(void **state)
 {
@@ -439,7 +556,7 @@ static void every_allocation_of(const mx_tiny_spec *spec)
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    mx_tiny_spec s[3] = {mx_tiny_default(), tiny_mixture(), tiny_gemma()};
+    mx_tiny_spec s[] = {mx_tiny_default(), tiny_mixture(), tiny_gemma(), tiny_hybrid()};
     for (size_t i = 0; i < MX_COUNT(s); i++) {
         every_allocation_of(&s[i]);
     }
@@ -628,7 +745,7 @@ static void one_bad_token(mx_tiny_spec spec, const char *tensor, size_t element,
 static void bad_values_stay_where_they_are(void **state)
 {
     (void)state;
-    const mx_tiny_spec specs[] = {mx_tiny_default(), tiny_mixture(), tiny_gemma()};
+    const mx_tiny_spec specs[] = {mx_tiny_default(), tiny_mixture(), tiny_gemma(), tiny_hybrid()};
     for (size_t i = 0; i < MX_COUNT(specs); i++) {
         one_bad_token(specs[i], "token_embd.weight", BAD_TOKEN * 64 + 3, NAN);
         one_bad_token(specs[i], "token_embd.weight", BAD_TOKEN * 64, INFINITY);
@@ -652,6 +769,17 @@ static void refused_row(rig *r)
     assert_int_equal(bad_row, 0);
     mx_seq_free(&s);
     rig_close(r);
+}
+
+static void states_that_overflow_are_noticed(void **state)
+{
+    (void)state;
+    rig r = open_spoiled(tiny_hybrid(), "blk.0.ssm_conv1d.weight", 4, NAN);
+    refused_row(&r);
+    r = open_spoiled(tiny_hybrid(), "blk.0.ssm_a", 1, 1e30f); /* a decay that grows */
+    refused_row(&r);
+    r = open_spoiled(tiny_hybrid(), "blk.0.ffn_gate_inp_shexp.weight", 9, NAN);
+    refused_row(&r);
 }
 
 static void routers_and_experts_that_overflow_are_noticed(void **state)
@@ -763,6 +891,10 @@ int main(void)
         cmocka_unit_test(bad_files_are_refused),
         cmocka_unit_test(bad_mixtures_are_refused),
         cmocka_unit_test(bad_gemmas_are_refused),
+        cmocka_unit_test(bad_hybrids_are_refused),
+        cmocka_unit_test(hybrid_description_is_right),
+        cmocka_unit_test(hybrid_batches_are_checked),
+        cmocka_unit_test(states_that_overflow_are_noticed),
         cmocka_unit_test(fused_experts_are_the_same_experts),
         cmocka_unit_test(description_is_right),
         cmocka_unit_test(fingerprint_is_the_tree_hash),
