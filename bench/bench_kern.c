@@ -177,6 +177,42 @@ static void bench_attention(const mx_kern *k, mx_kv_type type, uint32_t head_dim
     }
 }
 
+/* The recurrence of one head of 128 over some tokens; for a single one in a state of 16 heads x 18
+ * layers, which no cache close to the core holds. */
+static void bench_gdn(const mx_kern *k, uint32_t n_rows)
+{
+    enum { D = 128, LD = 6144 };
+    const size_t n_heads = n_rows == 1 ? 288 : 1, head = (size_t)D * D;
+    float *rows = need((size_t)n_rows * LD * sizeof *rows);
+    float *from = need(n_heads * head * sizeof *from);
+    float *to = need(n_heads * head * sizeof *to);
+    float *out = need((size_t)n_rows * D * sizeof *out);
+    float gates[2] = {0.9f, 0.5f};
+    double best = 1e9;
+    fill(rows, (size_t)n_rows * LD);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        k->l2norm(rows + (size_t)r * LD, 0.088f, D);
+        k->l2norm(rows + (size_t)r * LD + D, 1, D);
+    }
+    for (int i = 0; i < REPETITIONS; i++) {
+        const double begin = now();
+        for (size_t h = 0; h < n_heads; h++) {
+            k->gdn_step(&(mx_gdn_args){
+                .d = D, .n_cols = D, .n_rows = n_rows, .q = rows, .k = rows + D, .v = rows + 2 * D,
+                .ld = LD, .decay = gates, .beta = gates + 1, .ld_gates = 0, .from = from + h * head,
+                .to = to + h * head, .out = out, .ldo = D});
+        }
+        const double spent = (now() - begin) / (double)n_heads / n_rows;
+        best = spent < best ? spent : best;
+    }
+    printf("%-9s gated delta rule, %3u tokens: %.3f us per token and head of 128\n", k->name, n_rows,
+           best * 1e6);
+    mx_free(rows);
+    mx_free(from);
+    mx_free(to);
+    mx_free(out);
+}
+
 static void bench_vectors(const mx_kern *k)
 {
     enum { N = 1536, TIMES = 200 };
@@ -238,6 +274,8 @@ int main(int argc, char **argv)
             bench_attention(k, MX_KV_F16, 128, 64, 2, 2048);
             bench_attention(k, MX_KV_F32, 64, 64, 3, 2048);
             bench_vectors(k);
+            bench_gdn(k, 512);
+            bench_gdn(k, 1);
         }
     }
     return 0;
