@@ -8,6 +8,7 @@
 #include "api/api.h"
 #include "base/mem.h"
 #include "cli/cli_bench.h"
+#include "cli/cli_inspect.h"
 #include "cli/cli_machine.h"
 #include "cli/cli_options.h"
 #include "cli/cli_start.h"
@@ -22,7 +23,6 @@ typedef struct command {
 
 static int run_help(int argc, char **argv);
 static int run_cache(int argc, char **argv);
-static int run_inspect(int argc, char **argv);
 
 static const command commands[] = {
     {"start", "mtplx start [OPTIONS]", "serve a model on http://127.0.0.1:8000", mx_cli_start},
@@ -30,7 +30,8 @@ static const command commands[] = {
      mx_cli_bench},
     {"cache", "mtplx cache rm --all [--ssd-session-cache-dir DIR]",
      "remove all conversations kept on disk", run_cache},
-    {"inspect", "mtplx inspect --cpu", "what this machine offers", run_inspect},
+    {"inspect", "mtplx inspect FILE.gguf | --cpu",
+     "what a model file holds and needs, or what this machine offers", mx_cli_inspect},
     {"help", "mtplx help [COMMAND]", "this text, or the options of a command", run_help},
 };
 
@@ -123,29 +124,6 @@ static int run_cache(int argc, char **argv)
     char size[32];
     mx_print_size(size, sizeof size, n_bytes);
     printf("removed %llu files (%s) from %s\n", (unsigned long long)n_files, size, dir);
-    return 0;
-}
-
-static int run_inspect(int argc, char **argv)
-{
-    if (argc != 1 || strcmp(argv[0], "--cpu") != 0) {
-        return wrong_usage("inspect takes --cpu");
-    }
-    char size[32];
-    mx_print_size(size, sizeof size, mx_machine_free_bytes(""));
-    printf("cores       %u usable\n", mx_machine_cores());
-    printf("memory      %s free\n", size);
-    printf("best level  %s\n", mx_cpu_level_name(mx_cpu_best()));
-    for (int level = MX_CPU_PORTABLE; level <= MX_CPU_NEON; level++) {
-        const mx_kern *k = mx_kern_get((mx_cpu_level)level);
-        if (k->level != (mx_cpu_level)level) {
-            continue; /* not in this build, or not on this machine */
-        }
-        char hex[65];
-        mx_hash256 id = mx_kern_numerics_id(k);
-        mx_hash256_hex(&id, hex);
-        printf("numerics    %s %.16s on %s\n", MX_NUMERICS_NAME, hex, k->name);
-    }
     return 0;
 }
 

@@ -139,9 +139,13 @@ static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *o
                        m->kv_shape.n_layers, m->bp.n_kv_heads, m->bp.head_dim,
                        m->kv_shape.state_bytes);
     }
-    MX_TRY(load_fingerprint(m, g, opt->fingerprint_cache_dir, eb));
+    if (m->pool != NULL) {
+        MX_TRY(load_fingerprint(m, g, opt->fingerprint_cache_dir, eb));
+    }
     MX_TRY(mx_weights_load(&m->w, &m->bp, g, m->pool, eb));
-    MX_TRY(mx_state_create(m, eb));
+    if (m->pool != NULL) {
+        MX_TRY(mx_state_create(m, eb));
+    }
     m->numerics_id = numerics_of(m);
     fill_config(m, g);
     return MX_OK;
@@ -164,7 +168,9 @@ mx_err mx_model_load(mx_model **out, const mx_model_options *opt, mx_pool *pool,
     m->kern = mx_kern_get(opt->cpu_level);
     m->max_batch_rows = opt->max_batch_rows;
     m->max_logit_rows = opt->max_logit_rows;
-    mx_pool_run_each(pool, init_worker, NULL);
+    if (pool != NULL) {
+        mx_pool_run_each(pool, init_worker, NULL);
+    }
     mx_err e = load_from(m, g, opt, eb);
     mx_gguf_close(g);
     if (e != MX_OK) {
@@ -285,6 +291,14 @@ mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
 const mx_model_config *mx_model_get_config(const mx_model *m)
 {
     return &m->config;
+}
+
+mx_model_memory mx_model_get_memory(const mx_model *m)
+{
+    mx_model_memory out = {.weight_bytes = m->w.arena_bytes,
+                           .page_bytes = mx_kv_page_bytes(&m->kv_shape)};
+    mx_state_measure(m, &out.work_bytes, &out.table_bytes);
+    return out;
 }
 
 const mx_tokenizer *mx_model_tokenizer(const mx_model *m)

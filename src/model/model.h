@@ -44,11 +44,23 @@ typedef struct mx_model_config {
     int64_t file_time_s;
 } mx_model_config;
 
+/* With pool NULL nothing is computed and no weight is read: the file is checked as for loading, and the
+ * result can only be looked at (no forward pass, no fingerprint, no root). */
 mx_err mx_model_load(mx_model **out, const mx_model_options *opt, mx_pool *pool, mx_errbuf *eb);
 void mx_model_destroy(mx_model *m);
 
 const mx_model_config *mx_model_get_config(const mx_model *m);
 const mx_tokenizer *mx_model_tokenizer(const mx_model *m);
+
+/* What the model takes; work space and tables become resident as they are used. */
+typedef struct mx_model_memory {
+    size_t weight_bytes;
+    size_t work_bytes;   /* for batches of max_batch_rows */
+    size_t table_bytes;  /* rotations for n_ctx positions */
+    size_t page_bytes;   /* keys and values of MX_PAGE_TOKENS tokens */
+} mx_model_memory;
+
+mx_model_memory mx_model_get_memory(const mx_model *m);
 mx_str mx_model_chat_template(const mx_model *m); /* empty when the file has none */
 const mx_kv_shape *mx_model_kv_shape(const mx_model *m);
 const mx_kern *mx_model_kern(const mx_model *m);

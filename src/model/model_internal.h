@@ -211,7 +211,8 @@ typedef struct mx_weights {
     uint64_t n_mtp_params; /* in the file, not loaded */
 } mx_weights;
 
-/* Checks name and shape of every tensor, then repacks them on all workers of the pool. */
+/* Checks name and shape of every tensor, then repacks them on all workers of the pool; with pool NULL
+ * it only checks and measures: arena stays NULL. */
 mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, mx_pool *pool,
                        mx_errbuf *eb);
 void mx_weights_free(mx_weights *w);
@@ -315,5 +316,7 @@ mx_err mx_state_create(mx_model *m, mx_errbuf *eb);
 /* Before the rows of the RoPE tables at pos are read: computes them when they are not there. */
 void mx_state_need_rope(mx_state *s, const mx_blueprint *bp, uint32_t pos);
 void mx_state_free(mx_state *s);
+/* Bytes of work space and of RoPE tables (0 and 0 when they are too large for this machine). */
+void mx_state_measure(const mx_model *m, size_t *work_bytes, size_t *table_bytes);
 
 #endif

@@ -127,7 +127,7 @@ static void lay_out(mx_model *m, layout *l)
     act_part(l, &s->act_embd, head_rows, bp->n_embd);
     act_part(l, &s->act_ff, (uint32_t)n_places, bp->n_ff);
 
-    unsigned n_workers = mx_pool_size(m->pool);
+    unsigned n_workers = m->pool != NULL ? mx_pool_size(m->pool) : 0;
     size_t matmul_bytes = largest_matmul_scratch(&m->w, bp);
     size_t attn_floats = m->kern->attn_scratch_floats(bp->head_dim, MX_ATTN_QUERIES);
     size_t max_pages = (size_t)bp->n_ctx / MX_PAGE_TOKENS + 1;
@@ -144,6 +144,20 @@ static void lay_out(mx_model *m, layout *l)
             s->workers[i] = ws;
         }
     }
+}
+
+void mx_state_measure(const mx_model *m, size_t *work_bytes, size_t *table_bytes)
+{
+    mx_model copy = *m; /* measuring writes to the pointers */
+    layout l = {0};
+    lay_out(&copy, &l);
+    const size_t n_tables = m->bp.local_period != 0 ? 2 : 1;
+    const size_t row_bytes = (size_t)m->bp.rope.n_rot * sizeof(float) * n_tables;
+    if (l.is_too_big || !mx_mul_ok(m->bp.n_ctx, row_bytes, table_bytes)) {
+        *work_bytes = *table_bytes = 0;
+        return;
+    }
+    *work_bytes = l.at;
 }
 
 mx_err mx_state_create(mx_model *m, mx_errbuf *eb)

@@ -662,7 +662,10 @@ mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, 
         deal_out_experts(w, bp);
         e = look_up(&l, w, bp);
     }
-    if (e == MX_OK) {
+    if (e == MX_OK && pool == NULL) {
+        w->arena_bytes = mx_round_up(l.arena_bytes, MX_HUGE_PAGE);
+        w->n_params = l.n_params;
+    } else if (e == MX_OK) {
         e = repack_all(&l, w, pool);
     }
     mx_free(l.items);
