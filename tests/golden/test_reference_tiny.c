@@ -103,7 +103,7 @@ static void agrees_with_reference(void **state)
         {"gen_dense.py", "qwen3moe none"}, {"gen_dense.py", "qwen3moe yarn"},
         {"gen_dense.py", "gemma3 none"},   {"gen_dense.py", "gemma3 linear"},
         {"gen_qwen35.py", "dense"},        {"gen_qwen35.py", "moe"},
-        {"gen_qwen35.py", "next"},
+        {"gen_qwen35.py", "next"},     {"gen_dense.py", "qwen3 yarn"},
     };
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         run_case(python, shared, cases[i][0], cases[i][1]);
