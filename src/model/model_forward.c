@@ -516,7 +516,10 @@ mx_err mx_model_forward(mx_model *m, const mx_batch *b, uint32_t *bad_row, mx_er
     MX_TRY(check_batch(m, b, eb));
     mx_pass p = {.m = m, .batch = b};
     mx_kern_thread_init(); /* whatever this thread did before */
-    if (!forward_rows(&p)) {
+    mx_mem_forbid(true);
+    const bool is_done = forward_rows(&p);
+    mx_mem_forbid(false);
+    if (!is_done) {
         return mx_fail(eb, MX_E_CANCELLED, "the forward pass was cancelled");
     }
     if (m->kv_shape.state_bytes != 0) {
@@ -566,6 +569,8 @@ bool mx_model_logits(mx_model *m, const float *hidden, uint32_t n, float *logits
         return false;
     }
     mx_pass_job(&p, &m->w.output, &m->s.act_embd, n, logits, m->bp.n_vocab);
+    mx_mem_forbid(true);
     (void)run_jobs(&p, logits_panels);
+    mx_mem_forbid(false);
     return !p.is_not_finite;
 }
