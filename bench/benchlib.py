@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 
 WORDS = ("river stone engine letter garden window market signal paper winter harbour copper "
@@ -91,6 +90,14 @@ class Server:
     def get(self, path):
         with urllib.request.urlopen(self.url(path), timeout=30) as r:
             return json.load(r)
+
+    def complete(self, text, n_tokens):
+        """A plain completion, which needs no chat template."""
+        body = {"prompt": text, "max_tokens": n_tokens, "temperature": 0}
+        request = urllib.request.Request(self.url("/v1/completions"), json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=600) as response:
+            return json.load(response)
 
     def memory_kib(self, name):
         """VmRSS (now) or VmHWM (peak)."""
