@@ -8,13 +8,12 @@
 #include "api/api.h"
 #include "base/mem.h"
 #include "cli/cli_bench.h"
+#include "cli/cli_cache.h"
 #include "cli/cli_inspect.h"
-#include "cli/cli_machine.h"
 #include "cli/cli_options.h"
 #include "cli/cli_start.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 typedef struct command {
     const char *name, *usage, *summary;
@@ -22,14 +21,13 @@ typedef struct command {
 } command;
 
 static int run_help(int argc, char **argv);
-static int run_cache(int argc, char **argv);
 
 static const command commands[] = {
     {"start", "mtplx start [OPTIONS]", "serve a model on http://127.0.0.1:8000", mx_cli_start},
     {"bench", "mtplx bench roof|model FILE [OPTIONS]", "how fast this machine and a model on it are",
      mx_cli_bench},
-    {"cache", "mtplx cache rm --all [--ssd-session-cache-dir DIR]",
-     "remove all conversations kept on disk", run_cache},
+    {"cache", "mtplx cache ls|show|verify|gc|rm|explain [OPTIONS]",
+     "conversations kept on disk: look, check, remove", mx_cli_cache},
     {"inspect", "mtplx inspect FILE.gguf | --cpu",
      "what a model file holds and needs, or what this machine offers", mx_cli_inspect},
     {"help", "mtplx help [COMMAND]", "this text, or the options of a command", run_help},
@@ -67,63 +65,18 @@ static int run_help(int argc, char **argv)
         return wrong_usage(c == NULL ? "there is no such command" : "help takes one command");
     }
     printf("%s: %s\n", c->usage, c->summary);
-    if (c->run == mx_cli_start || c->run == mx_cli_bench) {
-        mx_buf b = {0};
-        if (c->run == mx_cli_start) {
-            mx_settings_help(&b);
-        } else {
-            mx_cli_bench_help(&b);
-        }
-        printf("\n%.*s", (int)b.len, b.ptr == NULL ? "" : b.ptr);
-        mx_buf_free(&b);
+    mx_buf b = {0};
+    if (c->run == mx_cli_start) {
+        mx_settings_help(&b);
+    } else if (c->run == mx_cli_bench) {
+        mx_cli_bench_help(&b);
+    } else if (c->run == mx_cli_cache) {
+        mx_cli_cache_help(&b);
     }
-    return 0;
-}
-
-static int run_cache(int argc, char **argv)
-{
-    bool all = false;
-    const char *dir = NULL;
-    if (argc == 0 || strcmp(argv[0], "rm") != 0) {
-        return wrong_usage("cache knows one action: rm");
+    if (b.len > 0) {
+        printf("\n%.*s", (int)b.len, b.ptr);
     }
-    for (int i = 1; i < argc; i++) {
-        static const char option[] = "--ssd-session-cache-dir";
-        if (strcmp(argv[i], "--all") == 0) {
-            all = true;
-        } else if (strcmp(argv[i], option) == 0 && i + 1 < argc) {
-            dir = argv[++i];
-        } else if (strncmp(argv[i], "--ssd-session-cache-dir=", sizeof option) == 0) {
-            dir = argv[i] + sizeof option;
-        } else {
-            return wrong_usage("cache rm takes --all and --ssd-session-cache-dir DIR");
-        }
-    }
-    if (!all) {
-        return wrong_usage("cache rm needs --all, which removes everything in the folder");
-    }
-    char standard[1024];
-    if (dir == NULL) {
-        dir = getenv("MTPLX_SSD_SESSION_CACHE_DIR");
-    }
-    if (dir == NULL || *dir == '\0') {
-        const char *home = mx_machine_home();
-        if (home == NULL) {
-            return wrong_usage("there is no home folder; name the folder with "
-                               "--ssd-session-cache-dir");
-        }
-        mx_default_cache_dir(standard, sizeof standard, home);
-        dir = standard;
-    }
-    uint64_t n_files = 0, n_bytes = 0;
-    mx_errbuf eb = {0};
-    if (mx_cold_remove_all(dir, &n_files, &n_bytes, &eb) != MX_OK) {
-        fprintf(stderr, "mtplx: %s\n", eb.text);
-        return 1;
-    }
-    char size[32];
-    mx_print_size(size, sizeof size, n_bytes);
-    printf("removed %llu files (%s) from %s\n", (unsigned long long)n_files, size, dir);
+    mx_buf_free(&b);
     return 0;
 }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Keys, isolation, and what an administrator sees: everything here is about who may know what."""
 
+import json
 import os
 
 import pytest
@@ -479,3 +480,115 @@ def test_entries_of_keys_are_the_administrators(start_keyed):
                              ("DELETE", "/admin/cache/" + listed[0]["id"])):
             assert requests.request(method, s.url + path, headers=key(name), timeout=30).status_code == 403
     assert len(entries(s, key("root"))) == len(listed)
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+def cache(s, *args, code=0, **kw):
+    done = run_mtplx("cache", *args, home=s.home, **kw)
+    assert done.returncode == code, (args, done)
+    return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+def test_cache_ls_show_verify_rm_gc(start):
+    s = start(*EXACT)
+    nothing = cache(s, "ls")
+    assert nothing.splitlines()[-1].startswith("0 entries")
+    chats = [conversation(110), conversation(111)]
+    for chat in chats:
+        usage(s, chat)
+    s.wait_durable()
+    assert ", 0 damaged" in cache(s, "verify")  # beside a running server, too
+    assert s.stop() == 0
+    lines = cache(s, "ls").splitlines()
+    turns = [line.split() for line in lines if " turn " in line]
+    assert len(turns) == 2 and lines[0].split()[:3] == ["id", "kind", "tokens"]
+    name = turns[0][0]
+    assert len(name) == 16
+    shown = cache(s, "show", name)
+    assert f"id       {name}" in shown and f"tokens   {turns[0][2]}" in shown
+    assert "without an API key" in shown and "missing" not in shown
+    assert "no entry" in cache(s, "show", "0" * 16, code=1)
+    assert "not the name" in cache(s, "show", "../../x", code=1)
+    assert ", 0 damaged" in cache(s, "verify") and ", 0 damaged" in cache(s, "verify", name)
+
+    folder = s.home / ".mtplx/session_cache"
+    pages = sorted(folder.rglob("*.page"), key=lambda p: p.stat().st_mtime_ns)
+    data = bytearray(pages[0].read_bytes())
+    data[-1] ^= 1
+    pages[0].write_bytes(data)
+    manifest = next(folder.rglob("*.session"))
+    sound = manifest.read_bytes()
+    manifest.write_bytes(sound[:-1])
+    bad = cache(s, "verify", code=1)
+    assert pages[0].name in bad and "payload checksum" in bad and manifest.name in bad, bad
+    assert ", 2 damaged" in bad and pages[0].exists()
+    moved = cache(s, "verify", "--quarantine")
+    assert ", 2 damaged, 2 moved to quarantine" in moved and not pages[0].exists()
+    assert len(list(folder.rglob("quarantine/*.reason"))) == 2
+    assert ", 0 damaged" in cache(s, "verify")
+
+    # rm takes what nobody else names: the other conversation stays whole.
+    left = [line.split()[0] for line in cache(s, "ls").splitlines() if " turn " in line]
+    target = left[0]
+    assert "removed" in cache(s, "rm", target)
+    assert target not in cache(s, "ls")
+    assert "no entry" in cache(s, "rm", target, code=1)
+    for line in cache(s, "ls").splitlines():
+        if " turn " in line and "missing" not in line:
+            assert ", 0 damaged" in cache(s, "verify", line.split()[0])
+    before = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    cache(s, "gc", "--ssd-session-cache-max-size", "100G")
+    cache(s, "gc", "--ssd-session-cache-max-size", str(before // 2))
+    after = sum(p.stat().st_size for p in folder.rglob("*.page")) + sum(
+        p.stat().st_size for p in folder.rglob("*.session"))
+    assert after <= before // 2
+    assert not list(folder.rglob("quarantine/*"))
+    s = start(*EXACT)
+    for chat in chats:
+        usage(s, chat)  # whatever is missing is computed
+    assert s.info()["ssd"]["quarantined"] == 0
+
+
+def test_cache_cli_usage(start, tmp_path):
+    for args, word in (((), "actions"), (("x",), "actions"), (("rm",), "--all"), (("rm", "abc", "--all"), "--all"),
+                       (("show",), "name"), (("ls", "x"), "options only"), (("explain",), "file"),
+                       (("ls", "--nothing"), "--nothing"), (("gc", "--ssd-session-cache-max-size", "x"), "size")):
+        done = run_mtplx("cache", *args, home=tmp_path)
+        assert done.returncode == 2 and word in done.stderr, (args, done)
+    assert "0 entries" in run_mtplx("cache", "ls", home=tmp_path).stdout
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o700)
+    (foreign / "file").write_text("mine")
+    for args in (("ls",), ("verify",), ("gc",), ("rm", "--all")):
+        done = run_mtplx("cache", *args, "--ssd-session-cache-dir", str(foreign), home=tmp_path)
+        assert done.returncode == 1 and "session cache" in done.stderr, done
+    assert (foreign / "file").read_text() == "mine"
+    assert "explain FILE.json" in run_mtplx("help", "cache").stdout
+
+
+def test_cache_explain(start, tmp_path):
+    s = start(env={"MTPLX_API_KEY": "key-one", "MTPLX_ADMIN_KEY": "root"})
+    chat = conversation(120)
+    usage(s, chat, "key-one")
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"model": "mtplx", "messages": chat}))
+    env = {"MTPLX_ADMIN_KEY": "root", "MTPLX_API_KEY": "key-one"}
+    said = cache(s, "explain", str(file), "--url", s.url, env=env)
+    assert "from RAM" in said and "everything is there" in said, said
+    other = [dict(m) for m in chat]
+    other[0]["content"] = other[0]["content"][:200] + " \u001b[31mred"
+    file.write_text(json.dumps({"messages": other}))
+    said = cache(s, "explain", str(file), "--url", s.url + "/", env=env)
+    assert "diverged_at, token" in said and "stored" in said and "asked" in said
+    assert "\u001b" not in said  # no control character reaches the terminal
+    assert "x-api-key" in cache(s, "explain", str(file), "--url", s.url, code=1,
+                                env={"MTPLX_ADMIN_KEY": "root"})
+    assert "says 401" in cache(s, "explain", str(file), "--url", s.url, code=1)
+    file.write_text("{")
+    assert "says 400" in cache(s, "explain", str(file), "--url", s.url, code=1, env=env)
+    assert "cannot open" in cache(s, "explain", str(tmp_path / "none"), "--url", s.url, code=1)
+    for url in ("https://x", "http://", "http://a/b", "x"):
+        assert "--url" in cache(s, "explain", str(file), "--url", url, code=1)
+    assert s.stop() == 0
+    assert "is it running" in cache(s, "explain", str(file), "--url", s.url, code=1)

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One row per action. Where an entry is wanted, the first digits of its name will do, as long as they
+ * are one entry's.
+ */
+#include "cli/cli_cache.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/cli_explain.h"
+#include "cli/cli_machine.h"
+#include "cli/cli_start.h"
+#include "cli/cli_table.h"
+#include "cold/cold.h"
+#include "cold/cold_tools.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef struct options {
+    char *dir, *url, *admin_key, *api_key;
+    bool all, quarantine;
+    uint64_t max_size;
+} options;
+
+#define AT(field) offsetof(options, field)
+
+static const mx_option rows[] = {
+    {"ssd-session-cache-dir", OPT_TEXT, AT(dir), "DIR", NULL, 0, 0, NULL,
+     "the folder; without it MTPLX_SSD_SESSION_CACHE_DIR, or else ~/.mtplx/session_cache"},
+    {"all", OPT_FLAG, AT(all), NULL, "off", 0, 0, NULL, "rm: everything, of all models"},
+    {"quarantine", OPT_FLAG, AT(quarantine), NULL, "off", 0, 0, NULL,
+     "verify: move damaged files to quarantine/, so that no reader meets them"},
+    {"ssd-session-cache-max-size", OPT_SIZE, AT(max_size), "SIZE", "0", 0, 0, NULL,
+     "gc: the limit; without it MTPLX_SSD_SESSION_CACHE_MAX_SIZE, or else only leftovers go"},
+    {"url", OPT_TEXT, AT(url), "URL", "http://127.0.0.1:8000", 0, 0, NULL,
+     "explain: the running server"},
+    {"admin-key", OPT_SECRET, AT(admin_key), "KEY", NULL, 0, 0, NULL,
+     "explain: the server's admin key; better in MTPLX_ADMIN_KEY"},
+    {"api-key", OPT_SECRET, AT(api_key), "KEY", NULL, 0, 0, NULL,
+     "explain: whose prefixes are meant; better in MTPLX_API_KEY"},
+};
+
+static const mx_option_table table = {"cache", false, rows, MX_COUNT(rows)};
+
+typedef struct action {
+    const char *name, *operand, *summary;
+    bool needs_operand;
+    int (*run)(const options *o, const char *operand);
+} action;
+
+static int failed(const mx_errbuf *eb)
+{
+    fprintf(stderr, "mtplx: %s\n", eb->text);
+    return 1;
+}
+
+/* ---- entries --------------------------------------------------------------------------------- */
+
+static void print_time(char out[24], int64_t s)
+{
+    time_t t = (time_t)s;
+    struct tm tm;
+    if (localtime_r(&t, &tm) == NULL || strftime(out, 24, "%Y-%m-%d %H:%M", &tm) == 0) {
+        snprintf(out, 24, "%lld", (long long)s);
+    }
+}
+
+typedef struct listed {
+    mx_cold_entry *items; /* [n] */
+    size_t n, cap;
+    bool has_failed;
+} listed;
+
+static bool add_entry(void *arg, const mx_cold_entry *e)
+{
+    listed *l = arg;
+    void *items = l->items;
+    l->has_failed = !mx_grow(&items, &l->cap, l->n + 1, sizeof *l->items);
+    if (l->has_failed) {
+        return false;
+    }
+    l->items = items;
+    l->items[l->n++] = *e;
+    return true;
+}
+
+static int compare_used(const void *a, const void *b)
+{
+    const mx_cold_entry *x = a, *y = b;
+    return x->used_s > y->used_s ? -1 : x->used_s < y->used_s;
+}
+
+static mx_err list_all(const options *o, listed *l, mx_errbuf *eb)
+{
+    *l = (listed){0};
+    MX_TRY(mx_cold_list(o->dir, NULL, add_entry, l, eb));
+    if (l->has_failed) {
+        return mx_fail(eb, MX_E_NOMEM, "out of memory");
+    }
+    if (l->n > 0) {
+        qsort(l->items, l->n, sizeof *l->items, compare_used);
+    }
+    return MX_OK;
+}
+
+static int run_ls(const options *o, const char *operand)
+{
+    (void)operand;
+    listed l;
+    mx_errbuf eb = {{0}};
+    if (list_all(o, &l, &eb) != MX_OK) {
+        mx_free(l.items);
+        return failed(&eb);
+    }
+    printf("%-16s  %-6s  %8s  %6s  %10s  %-16s  %s\n", "id", "kind", "tokens", "pages", "size", "used",
+           "model folder");
+    for (size_t i = 0; i < l.n; i++) {
+        const mx_cold_entry *e = &l.items[i];
+        char hex[65], size[32], used[24];
+        mx_hash256_hex(&e->id, hex);
+        mx_print_size(size, sizeof size, e->bytes);
+        print_time(used, e->used_s);
+        printf("%.16s  %-6s  %8llu  %6u  %10s  %-16s  %.12s", hex, e->is_turn ? "turn" : "prompt",
+               (unsigned long long)e->n_tokens, e->n_pages, size, used, e->folder);
+        printf(e->n_missing > 0 ? "  (%u pages are missing)\n" : "\n", e->n_missing);
+    }
+    printf("%zu entries in %s\n", l.n, o->dir);
+    mx_free(l.items);
+    return 0;
+}
+
+/* The entry whose name begins like that. */
+static mx_err find(const options *o, const char *prefix, mx_cold_entry *out, mx_errbuf *eb)
+{
+    enum { MIN_DIGITS = 6 };
+    listed l;
+    size_t n = strlen(prefix), n_found = 0;
+    if (n < MIN_DIGITS || n > 64 || strspn(prefix, "0123456789abcdef") != n) {
+        return mx_fail(eb, MX_E_INVALID, "\"%.70s\" is not the name of an entry: %d to 64 digits of the "
+                       "first column of `mtplx cache ls`", prefix, MIN_DIGITS);
+    }
+    mx_err err = list_all(o, &l, eb);
+    for (size_t i = 0; err == MX_OK && i < l.n; i++) {
+        char hex[65];
+        mx_hash256_hex(&l.items[i].id, hex);
+        if (strncmp(hex, prefix, n) == 0) {
+            *out = l.items[i];
+            n_found++;
+        }
+    }
+    mx_free(l.items);
+    if (err == MX_OK && n_found != 1) {
+        err = n_found == 0
+                  ? mx_fail(eb, MX_E_NOT_FOUND, "there is no entry %s in %s", prefix, o->dir)
+                  : mx_fail(eb, MX_E_INVALID, "%zu entries begin with %s: give more digits", n_found,
+                            prefix);
+    }
+    return err;
+}
+
+static int run_show(const options *o, const char *operand)
+{
+    mx_cold_entry e;
+    mx_errbuf eb = {{0}};
+    if (find(o, operand, &e, &eb) != MX_OK) {
+        return failed(&eb);
+    }
+    char hex[65], root[65], size[32], used[24], created[24];
+    mx_hash256_hex(&e.id, hex);
+    mx_hash256_hex(&e.root, root);
+    mx_print_size(size, sizeof size, e.bytes);
+    print_time(used, e.used_s);
+    print_time(created, e.created_s);
+    printf("id       %s\nkind     end of a %s\ntokens   %llu\npages    %u", hex,
+           e.is_turn ? "turn" : "prompt", (unsigned long long)e.n_tokens, e.n_pages);
+    printf(e.n_missing > 0 ? ", of which %u are missing\n" : "\n", e.n_missing);
+    printf("size     %s, with pages that other entries share\ncreated  %s\nused     %s\n", size, created,
+           used);
+    printf("model    %s/v1/%s/model.json\nstored   %s\n", o->dir, e.folder,
+           strcmp(root, e.folder) == 0 ? "without an API key" : "under an API key");
+    return 0;
+}
+
+/* ---- the folder ------------------------------------------------------------------------------ */
+
+static void print_bad(void *arg, const char *path, const char *reason)
+{
+    (void)arg;
+    printf("%s: %s\n", path, reason);
+}
+
+static int run_verify(const options *o, const char *operand)
+{
+    mx_cold_entry e;
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    char size[32];
+    if (operand != NULL && find(o, operand, &e, &eb) != MX_OK) {
+        return failed(&eb);
+    }
+    if (mx_cold_verify(o->dir, operand != NULL ? &e.id : NULL, o->quarantine, print_bad, NULL, &n,
+                       &eb) != MX_OK)
+    {
+        return failed(&eb);
+    }
+    mx_print_size(size, sizeof size, n.n_bytes);
+    printf("%llu files (%s) checked, %llu damaged", (unsigned long long)n.n_files, size,
+           (unsigned long long)n.n_bad);
+    if (o->quarantine) {
+        printf(", %llu moved to quarantine", (unsigned long long)n.n_moved);
+    }
+    printf(n.n_foreign > 0 ? ", %llu of another version left alone\n" : "\n",
+           (unsigned long long)n.n_foreign);
+    return n.n_bad > n.n_moved ? 1 : 0;
+}
+
+static int run_gc(const options *o, const char *operand)
+{
+    (void)operand;
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    char size[32];
+    uint64_t limit = o->max_size;
+    const char *from_env = getenv("MTPLX_SSD_SESSION_CACHE_MAX_SIZE");
+    if (limit == 0 && from_env != NULL && *from_env != '\0' && !mx_parse_size(from_env, &limit)) {
+        fprintf(stderr, "mtplx: MTPLX_SSD_SESSION_CACHE_MAX_SIZE must be a size such as 4G\n");
+        return 2;
+    }
+    if (mx_cold_gc(o->dir, limit == 0 ? UINT64_MAX : limit, &n, &eb) != MX_OK) {
+        return failed(&eb);
+    }
+    mx_print_size(size, sizeof size, n.n_bytes);
+    printf("removed %llu files (%s) from %s\n", (unsigned long long)n.n_files, size, o->dir);
+    return 0;
+}
+
+static int run_rm(const options *o, const char *operand)
+{
+    uint64_t n_files = 0, n_bytes = 0;
+    mx_errbuf eb = {{0}};
+    char size[32];
+    if (o->all == (operand != NULL)) {
+        fprintf(stderr, "mtplx: cache rm needs an entry's name, or --all, which removes everything in "
+                "the folder\n");
+        return 2;
+    }
+    if (o->all) {
+        if (mx_cold_remove_all(o->dir, &n_files, &n_bytes, &eb) != MX_OK) {
+            return failed(&eb);
+        }
+    } else {
+        mx_cold_entry e;
+        mx_cold_counts n;
+        if (find(o, operand, &e, &eb) != MX_OK
+            || mx_cold_remove_entry(o->dir, e.folder, &e.id, &n, &eb) != MX_OK)
+        {
+            return failed(&eb);
+        }
+        n_files = n.n_files;
+        n_bytes = n.n_bytes;
+    }
+    mx_print_size(size, sizeof size, n_bytes);
+    printf("removed %llu files (%s) from %s\n", (unsigned long long)n_files, size, o->dir);
+    return 0;
+}
+
+static const char *key_of(const char *given, const char *variable)
+{
+    const char *v = given != NULL ? given : getenv(variable);
+    return v != NULL && *v != '\0' ? v : NULL;
+}
+
+static int run_explain(const options *o, const char *operand)
+{
+    return mx_cli_explain(operand, o->url, key_of(o->admin_key, "MTPLX_ADMIN_KEY"),
+                          key_of(o->api_key, "MTPLX_API_KEY"));
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static const action actions[] = {
+    {"ls", NULL, "what is on disk, used last first", false, run_ls},
+    {"show", "ID", "one entry of it", true, run_show},
+    {"verify", "[ID]", "check every file (or those of one entry) against its hash; 1 = some are damaged",
+     false, run_verify},
+    {"gc", NULL, "bring the folder under its limit", false, run_gc},
+    {"rm", "ID|--all", "remove an entry, or everything", false, run_rm},
+    {"explain", "FILE.json", "what a running server would reuse of this request body, and why not more",
+     true, run_explain},
+};
+
+void mx_cli_cache_help(mx_buf *out)
+{
+    for (size_t i = 0; i < MX_COUNT(actions); i++) {
+        char what[48];
+        snprintf(what, sizeof what, "%s %s", actions[i].name,
+                 actions[i].operand == NULL ? "" : actions[i].operand);
+        mx_buf_printf(out, "  %-20s %s\n", what, actions[i].summary);
+    }
+    mx_buf_str(out, "\nAll but explain work on the folder, with or without a server. Options:\n");
+    mx_table_help(&table, out);
+}
+
+static int wrong_usage(const char *what)
+{
+    fprintf(stderr, "mtplx: %s; `mtplx help cache` shows what is possible\n", what);
+    return 2;
+}
+
+/* The folder from the option, the environment, or the home. */
+static bool find_folder(options *o)
+{
+    char standard[1024];
+    const char *dir = o->dir == NULL ? getenv("MTPLX_SSD_SESSION_CACHE_DIR") : o->dir;
+    if (dir == NULL || *dir == '\0') {
+        const char *home = mx_machine_home();
+        if (home == NULL) {
+            return false;
+        }
+        mx_default_cache_dir(standard, sizeof standard, home);
+        dir = standard;
+    }
+    if (o->dir == NULL) {
+        o->dir = mx_strdup(dir);
+    }
+    return o->dir != NULL;
+}
+
+int mx_cli_cache(int argc, char **argv)
+{
+    const action *a = NULL;
+    for (size_t i = 0; argc > 0 && i < MX_COUNT(actions); i++) {
+        a = strcmp(actions[i].name, argv[0]) == 0 ? &actions[i] : a;
+    }
+    if (a == NULL) {
+        return wrong_usage("cache knows the actions ls, show, verify, gc, rm and explain");
+    }
+    bool has_operand = argc > 1 && strncmp(argv[1], "--", 2) != 0;
+    if (has_operand && a->operand == NULL) {
+        return wrong_usage("this action takes options only");
+    }
+    if (!has_operand && a->needs_operand) {
+        return wrong_usage(a->run == run_explain ? "explain needs a file with the request's body"
+                                                 : "this action needs an entry's name");
+    }
+    int skip = 1 + has_operand;
+    options o = {0};
+    mx_errbuf eb = {{0}};
+    int code = 2;
+    if (mx_table_parse(&table, &o, argc - skip, argv + skip, &eb) != MX_OK) {
+        fprintf(stderr, "mtplx: %s\n", eb.text);
+    } else if (!find_folder(&o)) {
+        code = wrong_usage("there is no home folder; name the folder with --ssd-session-cache-dir");
+    } else {
+        mx_log_set_level(MX_LOG_ERROR);
+        code = a->run(&o, has_operand ? argv[1] : NULL);
+    }
+    mx_table_free(&table, &o);
+    return code;
+}
