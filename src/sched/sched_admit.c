@@ -150,6 +150,7 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
         return; /* a resumed run: its prompt was accounted for when it first started */
     }
     r->was_admitted = true;
+    mx_stop_learn(e, r);
     uint64_t now = mx_now_us();
     size_t n_whole = r->seq.n_tokens / MX_PAGE_TOKENS;
     mx_miss_case m = {

@@ -224,6 +224,10 @@ size_t mx_stop_next(const mx_engine *e, const mx_request *r);
 /* Somebody follows o until it has n tokens: with states, o will leave a boundary there. False: it has
  * been asked for too many. */
 bool mx_stop_want(const mx_engine *e, mx_request *o, size_t n);
+/* r starts: where it leaves what is stored, the next one may, too. */
+void mx_stop_learn(const mx_engine *e, mx_request *r);
+/* What saves fewer tokens is not worth a state, which is megabytes. */
+enum { MX_STOP_MIN_TOKENS = 32 };
 /* r has just been fed: keeps a boundary when it stands where one is wanted; true = it does. */
 bool mx_stop_keep(mx_engine *e, mx_request *r);
 

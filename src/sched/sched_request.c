@@ -13,15 +13,12 @@
 
 #include <stdio.h>
 
-/* A state is megabytes; what saves fewer tokens than this is not worth one. */
-enum { MARK_MIN_TOKENS = 32 };
-
 /* Those that make sense; the end of the prompt is a boundary in any case. */
 static size_t copy_marks(mx_request *r, const mx_request_params *p)
 {
     size_t n = 0, last = 0;
     for (size_t i = 0; i < p->n_marks; i++) {
-        if (p->marks[i] >= last + MARK_MIN_TOKENS && p->marks[i] < p->n_prompt) {
+        if (p->marks[i] >= last + MX_STOP_MIN_TOKENS && p->marks[i] < p->n_prompt) {
             last = p->marks[i];
             r->marks[n++] = p->marks[i];
         }

@@ -5,7 +5,8 @@
  * The state of a position exists only at the end of a pass, so passes are made to end where a
  * boundary is wanted: at the marks that the request names (the end of system and tools, of the last
  * message), and at even distances, which bound what has to be computed again after any cut. The ends
- * of prompts and turns come by themselves.
+ * of prompts and turns come by themselves. A prompt that leaves what is stored between two boundaries
+ * pays for the way there once: it leaves one where the two part, for the next edit in the same place.
  */
 #include "sched/sched_internal.h"
 
@@ -68,6 +69,15 @@ bool mx_stop_want(const mx_engine *e, mx_request *o, size_t n)
         *place = n;
     }
     return place != NULL;
+}
+
+void mx_stop_learn(const mx_engine *e, mx_request *r)
+{
+    if (e->spacing > 0 && r->look.n_common < r->n_prompt
+        && r->look.n_common >= r->seq.n_tokens + MX_STOP_MIN_TOKENS)
+    {
+        (void)mx_stop_want(e, r, r->look.n_common);
+    }
 }
 
 static bool is_stop(const mx_engine *e, const mx_request *r)

@@ -96,16 +96,18 @@ static void every_boundary_gives_the_cold_answer(void **state)
                 rig_stop(&g);
                 rig_start(&g);
             }
+            /* The first edit left a boundary where it parted, if that was worth one. */
+            size_t at = restart && cuts[i].n >= cuts[i].at + 32 ? cuts[i].n : cuts[i].at;
             ask_edited(&g, turn, cuts[i].n, 100 + i + 20 * (uint64_t)restart, &got);
-            mx_cache_mode mode = cuts[i].at == 0 ? MX_MODE_COLD
+            mx_cache_mode mode = at == 0 ? MX_MODE_COLD
                                  : restart       ? MX_MODE_SSD
                                                  : MX_MODE_WARM_PREFIX;
             char what[80];
             snprintf(what, sizeof what, "cut at %zu, restart %d", cuts[i].n, restart);
             /* Files do not say what a boundary was the end of. */
-            mx_restore_kind kind = restart && cuts[i].at > 0 ? got.stats.restore : cuts[i].kind;
-            expect_reuse(&got, mode, cuts[i].at, kind, what);
-            if (cuts[i].n > cuts[i].at) {
+            mx_restore_kind kind = restart && at > 0 ? got.stats.restore : cuts[i].kind;
+            expect_reuse(&got, mode, at, kind, what);
+            if (cuts[i].n > at) {
                 assert_string_equal(got.stats.miss_reason, "boundary_only");
                 assert_int_equal(got.stats.diverged_at, cuts[i].n);
             }
