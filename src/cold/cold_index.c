@@ -343,6 +343,18 @@ static void copy_next(const node *c, mx_cold_child *out)
     memcpy(out->next, c->tokens + out->n_common, out->n_next * sizeof *out->next);
 }
 
+bool mx_cold_index_parent(mx_cold_index *ix, const mx_hash256 *id, mx_hash256 *parent)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, id);
+    bool is_known = n != NULL && n->parent != NULL;
+    if (is_known) {
+        *parent = n->parent->id;
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return is_known;
+}
+
 mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
                                        const int32_t *tokens, size_t n, uint32_t min_tokens,
                                        mx_cold_child *unknown, size_t cap, size_t *n_unknown)

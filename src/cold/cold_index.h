@@ -55,6 +55,9 @@ void mx_cold_index_mark_inner(mx_cold_index *ix, const mx_hash256 *id);
 /* A manifest that helps nobody: inside the chain of another, or its first page is gone. */
 bool mx_cold_index_manifest_is_dead(mx_cold_index *ix, const mx_hash256 *last_page);
 
+/* The page that it is known to continue (the root for a first page). False: not known. */
+bool mx_cold_index_parent(mx_cold_index *ix, const mx_hash256 *id, mx_hash256 *parent);
+
 /* A child of a page, as far as known. */
 typedef struct mx_cold_child {
     mx_hash256 id;

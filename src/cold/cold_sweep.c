@@ -29,12 +29,7 @@ enum {
 };
 
 typedef enum file_kind {
-    FILE_PAGE,
-    FILE_STATE,
-    FILE_SESSION,
-    FILE_TEMP,
-    FILE_TRASH,
-    FILE_QUARANTINE
+    FILE_PAGE, FILE_STATE, FILE_SESSION, FILE_TEMP, FILE_TRASH, FILE_QUARANTINE
 } file_kind;
 
 typedef struct file_entry {
@@ -289,10 +284,8 @@ static void file_name(const file_entry *e, char name[300])
     }
     char hex[65];
     mx_hash256_hex(&e->id, hex);
-    snprintf(name, 300, "%s.%s", hex,
-             e->kind == FILE_PAGE    ? "page"
-             : e->kind == FILE_STATE ? "state"
-                                     : "session");
+    static const char *const suffixes[] = {"page", "state", "session"}; /* by kind */
+    snprintf(name, 300, "%s.%s", hex, suffixes[e->kind]);
 }
 
 static int64_t age_s(const sweep *s, int64_t mtime_s)
@@ -492,8 +485,104 @@ static void mark_superfluous(sweep *s, bool *marked)
     mx_free(partials);
 }
 
-/* Down to the low water: what is damaged first, then the oldest; files are sorted by time. */
-static void mark_over_budget(const sweep *s, bool *marked, uint64_t limit)
+/* ---- states that are close to another ---- */
+
+typedef struct boundary {
+    mx_hash256 parent;   /* of the page that it stands in */
+    uint64_t first, at;  /* where that page begins, and where the state stands */
+    uint64_t reach;      /* the last position that has to come back to it */
+    size_t file;
+} boundary;
+
+static int compare_place(const void *a, const void *b)
+{
+    const boundary *x = a, *y = b;
+    int c = memcmp(&x->parent, &y->parent, sizeof x->parent);
+    return c != 0 ? c : x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* The last one before b that stays, in the same page or one of the `most` tokens before; NULL = none.
+ * Which branch another state behind the same page belongs to is not looked at: that costs tokens,
+ * nothing else. */
+static boundary *boundary_before(const sweep *s, boundary *list, size_t n, const bool *marked,
+                                 const boundary *b, uint64_t most)
+{
+    mx_hash256 parent = b->parent;
+    for (uint64_t first = b->first; b->at - first < most; first -= MX_PAGE_TOKENS) {
+        size_t lo = 0, hi = n;
+        while (lo < hi) {
+            size_t mid = lo + (hi - lo) / 2;
+            if (memcmp(&list[mid].parent, &parent, sizeof parent) < 0) {
+                lo = mid + 1;
+            } else {
+                hi = mid;
+            }
+        }
+        boundary *last = NULL;
+        for (; lo < n && mx_hash256_eq(&list[lo].parent, &parent) && list[lo].at < b->at; lo++) {
+            last = marked[list[lo].file] ? last : &list[lo];
+        }
+        if (last != NULL || first == 0 || !mx_cold_index_parent(s->c->index, &parent, &parent)) {
+            return last;
+        }
+    }
+    return NULL;
+}
+
+static size_t list_boundaries(sweep *s, boundary *list)
+{
+    size_t n = 0;
+    for (size_t i = s->n_files; i-- > 0;) {
+        const file_entry *e = &s->files[i];
+        mx_disk_page state;
+        mx_cold_want want = {.object = MX_COLD_STATE, .id = e->id};
+        if (e->kind == FILE_STATE && e->root == s->own_root && !e->is_gone
+            && mx_cold_load_page(s->c, s->f, &want, s->c->sweeper_head, NULL, &state) == MX_OK) {
+            uint64_t at = state.first_position + state.n_tokens;
+            list[n++] = (boundary){state.parent, state.first_position, at, at, i};
+        }
+    }
+    qsort(list, n, sizeof *list, compare_place);
+    return n;
+}
+
+/* By coverage, before anything goes by age: the state without which the fewest tokens are computed
+ * again, as long as another one stands close before it. */
+static void mark_close_states(sweep *s, bool *marked, uint64_t low, uint64_t *left)
+{
+    enum { CLOSE_TOKENS = 512 };
+    bool is_wanted = s->f->has_states && *left > low;
+    boundary *list = is_wanted ? mx_calloc(s->n_files, sizeof *list) : NULL;
+    size_t n = list != NULL ? list_boundaries(s, list) : 0;
+    while (*left > low && !atomic_load(&s->c->is_stopping)) {
+        boundary *least = NULL, *back = NULL;
+        uint64_t least_cost = CLOSE_TOKENS;
+        for (size_t k = 0; k < n; k++) {
+            boundary *b = &list[k];
+            if (marked[b->file] || !is_old_enough(s, &s->files[b->file])) {
+                continue;
+            }
+            boundary *before = boundary_before(s, list, n, marked, b, CLOSE_TOKENS);
+            uint64_t cost = before != NULL ? b->reach - before->at : CLOSE_TOKENS;
+            bool is_tie = cost == least_cost && least != NULL;
+            if (cost < least_cost || (is_tie && b->file > least->file)) {
+                least = b;
+                back = before;
+                least_cost = cost;
+            }
+        }
+        if (least == NULL) {
+            break;
+        }
+        marked[least->file] = true;
+        back->reach = least->reach > back->reach ? least->reach : back->reach;
+        *left -= s->files[least->file].bytes;
+    }
+    mx_free(list);
+}
+
+/* Down to the low water: what is damaged first, then states close to another, then the oldest; files are sorted by time. */
+static void mark_over_budget(sweep *s, bool *marked, uint64_t limit)
 {
     uint64_t low = mx_cold_low_water(s->c, limit), left = s->total_bytes;
     for (size_t i = 0; i < s->n_files && left > low; i++) {
@@ -503,6 +592,7 @@ static void mark_over_budget(const sweep *s, bool *marked, uint64_t limit)
             left -= e->bytes;
         }
     }
+    mark_close_states(s, marked, low, &left);
     for (size_t i = 0; i < s->n_files && left > low; i++) {
         const file_entry *e = &s->files[i];
         if (!e->is_gone && !marked[i] && is_stored(e) && is_old_enough(s, e)) {
@@ -587,10 +677,10 @@ static void index_objects(sweep *s)
     mx_cold *c = s->c;
     for (size_t i = 0; i < s->n_files; i++) {
         const file_entry *e = &s->files[i];
+        uint64_t payload = e->bytes - MX_DISK_PAYLOAD_AT;
         bool is_right = e->kind == FILE_PAGE ? is_page_size(c, e->bytes)
                                              : e->kind == FILE_STATE
-                                                   && e->bytes == MX_DISK_PAYLOAD_AT
-                                                                      + c->shape.state_bytes;
+                                                   && payload == c->shape.state_bytes;
         if (is_right && e->root == s->own_root && mx_cold_index_add(c->index, &e->id, false) != MX_OK) {
             s->err = MX_E_NOMEM;
         }

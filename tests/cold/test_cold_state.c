@@ -338,6 +338,34 @@ static void test_sweep(void **arg)
     mx_cold_close(c);
 }
 
+/* Under the limit states that stand close to another go before any page, every other one of a row. */
+static void test_thinned_by_coverage(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 1000); /* states at 100, 200, ... 1000; 16 pages */
+    assert_true(mx_cold_sweep(c, 10000000));
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    mx_cold_close(c);
+    uint64_t all = st.bytes, low_water = all - 3 * STATE_FILE_BYTES + 100;
+    /* What the sweep goes down to is the limit less what it keeps free (8 pages and a state). */
+    s->cfg.max_bytes = low_water + 8 * (TINY_BYTES + 4096) + HELP_STATE_BYTES;
+    s->cfg.tuning.delete_age_s = -1;
+    c = help_open(&s->cfg);
+    assert_true(mx_cold_sweep(c, 10000000));
+    size_t n_states = help_count(s->dir, ".state");
+    assert_int_equal(n_states, 7);
+    assert_int_equal(help_count(s->dir, ".page"), 16);
+    size_t last = 0;
+    for (size_t n = 1; n <= 1000; n++) {
+        size_t got = help_read_talk(c, &s->talk, n);
+        assert_true(n - got <= 200); /* the distance was 100 */
+        last = got;
+    }
+    assert_int_equal(last, 1000);
+    mx_cold_close(c);
+}
+
 /* A model without states has no folder for them, and does not touch that of one that has. */
 static void test_models_without_states(void **arg)
 {
@@ -380,6 +408,7 @@ int main(void)
         T(test_foreign_state),
         T(test_manifest_lists_states),
         T(test_sweep),
+        T(test_thinned_by_coverage),
         T(test_models_without_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
