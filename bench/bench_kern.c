@@ -5,7 +5,7 @@
  * weights in decode (1, 2, 4 rows) for each type; attention in GMAC/s; conversions in ns.
  * Time is the thread's CPU time, best of some repetitions, so that neighbours disturb little.
  *
- *   bench_kern [LEVEL] [TYPE]      e.g. bench_kern avx2 Q4_1
+ *   bench_kern [LEVEL] [TYPE] [BITS]      e.g. bench_kern avx2 Q4_1 8 (bits of the activations)
  */
 #include "base/mem.h"
 #include "kernels/kern.h"
@@ -15,6 +15,8 @@
 #include <time.h>
 
 enum { REPETITIONS = 5 };
+
+static mx_act_type act_type = MX_ACT_16;
 
 static const mx_qtype types[] = {
     MX_Q4_0, MX_Q4_1, MX_Q5_0, MX_Q5_1,   MX_Q8_0,   MX_Q2_K,  MX_Q3_K, MX_Q4_K,
@@ -67,9 +69,9 @@ static double time_matmul(const mx_kern *k, mx_qtype type, uint32_t n_out, uint3
     void *panels = need(*bytes);
     mx_wmat w;
     mx_wmat_repack(&w, type, n_out, n_cols, file, panels);
-    void *act = need(mx_act_bytes(rows, n_cols));
+    void *act = need(mx_act_bytes_as(act_type, rows, n_cols));
     mx_act a;
-    mx_act_bind(&a, rows, n_cols, act);
+    mx_act_bind_as(&a, act_type, rows, n_cols, act);
     float *x = need((size_t)rows * n_cols * sizeof *x);
     float *y = need((size_t)rows * n_out * sizeof *y);
     void *scratch = need(mx_kern_matmul_scratch(&w));
@@ -222,7 +224,7 @@ static void bench_vectors(const mx_kern *k)
     fill(x, N);
     fill(y, N);
     mx_act a;
-    mx_act_bind(&a, 1, N, need(mx_act_bytes(1, N)));
+    mx_act_bind_as(&a, act_type, 1, N, need(mx_act_bytes_as(act_type, 1, N)));
     double best[3] = {1e9, 1e9, 1e9};
     bool ok = true;
     for (int i = 0; i < REPETITIONS; i++) {
@@ -257,6 +259,7 @@ int main(int argc, char **argv)
 {
     static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
     mx_kern_thread_init();
+    act_type = argc > 3 && strcmp(argv[3], "8") == 0 ? MX_ACT_8 : MX_ACT_16;
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
         const mx_kern *k = mx_kern_get(levels[l]);
         if (k->level != levels[l] || (argc > 1 && strcmp(argv[1], k->name) != 0)) {

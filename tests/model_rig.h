@@ -28,6 +28,7 @@ typedef struct rig_options {
     unsigned n_threads;
     mx_cpu_level level;
     mx_kv_type kv_type;
+    mx_act_type act_type;
     uint32_t n_ctx;
     uint32_t max_rows;
     size_t max_pages;
@@ -57,6 +58,7 @@ MX_UNUSED static rig rig_open(const char *path, rig_options o)
     rig_check(mx_pool_create(&r.pool, o.n_threads, &eb), &eb, "pool");
     mx_model_options mo = {.path = path,
                            .kv_type = o.kv_type,
+                           .act_type = o.act_type,
                            .max_batch_rows = o.max_rows,
                            .max_logit_rows = o.max_rows,
                            .n_ctx = o.n_ctx,

@@ -148,7 +148,7 @@ static void info_model(mx_api *a, mx_buf *b)
         field_str(b, "chat_template_error", a->template_error);
     }
     mx_buf_str(b, "},\"numerics\":{");
-    field_str(b, "name", MX_NUMERICS_NAME);
+    field_str(b, "name", mx_numerics_name(mx_model_act_type(a->model)));
     mx_buf_char(b, ',');
     field_str(b, "id", a->numerics_id);
     mx_buf_str(b, "},");

@@ -20,6 +20,8 @@ static const mx_option_word cpu_words[] = {
 };
 static const mx_option_word kv_words[] = {{"f16", MX_KV_F16}, {"f32", MX_KV_F32}, {NULL, 0}};
 
+static const mx_option_word act_words[] = {{"16", MX_ACT_16}, {"8", MX_ACT_8}, {NULL, 0}};
+
 #define AT(field) offsetof(mx_bench_settings, field)
 
 #define COMMON                                                                                     \
@@ -49,6 +51,8 @@ static const mx_option model_rows[] = {
      "highest instruction set to use"},
     {"kv-type", OPT_CHOICE, AT(kv_type), NULL, "f16", 0, 0, kv_words,
      "how keys and values are stored"},
+    {"activations", OPT_CHOICE, AT(act_type), NULL, "16", 0, 0, act_words,
+     "bits of the activations"},
     {"no-roof", OPT_FLAG, AT(no_roof), NULL, "off", 0, 0, NULL,
      "do not measure the machine's limits to compare with"},
 };

@@ -18,7 +18,7 @@ typedef struct mx_bench_settings {
     uint64_t disk_size;   /* 0 = leave the disk alone */
     /* model */
     uint64_t prompt, gen, depth, batch, chunk;
-    uint64_t cpu_level, kv_type;
+    uint64_t cpu_level, kv_type, act_type;
     bool no_roof;
 } mx_bench_settings;
 

@@ -358,6 +358,7 @@ static mx_err load(bench *b, const char *path, mx_errbuf *eb)
     mx_model_options o = {
         .path = path,
         .kv_type = (mx_kv_type)s->kv_type,
+        .act_type = (mx_act_type)s->act_type,
         .max_batch_rows = n_rows,
         .max_logit_rows = (uint32_t)s->batch,
         .n_ctx = 0,

@@ -30,10 +30,12 @@ static int inspect_cpu(void)
         if (k->level != (mx_cpu_level)level) {
             continue; /* not in this build, or not on this machine */
         }
-        char hex[65];
-        mx_hash256 id = mx_kern_numerics_id(k);
-        mx_hash256_hex(&id, hex);
-        printf("numerics    %s %.16s on %s\n", MX_NUMERICS_NAME, hex, k->name);
+        for (mx_act_type act = MX_ACT_16; act <= MX_ACT_8; act++) {
+            char hex[65];
+            mx_hash256 id = act == MX_ACT_8 ? mx_kern_numerics_id_8(k) : mx_kern_numerics_id(k);
+            mx_hash256_hex(&id, hex);
+            printf("numerics    %s %.16s on %s\n", mx_numerics_name(act), hex, k->name);
+        }
     }
     return 0;
 }

@@ -29,6 +29,7 @@ typedef struct mx_settings {
     uint64_t max_batch, max_queued, prefill_chunk;
     uint64_t cpu_level;    /* mx_cpu_level, or MX_CPU_AUTO */
     uint64_t kv_type;      /* mx_kv_type */
+    uint64_t act_type;     /* mx_act_type */
     uint64_t ssd_mode;     /* mx_cold_mode */
     char *ssd_dir;         /* NULL = ~/.mtplx/session_cache */
     uint64_t ssd_max_size; /* 0 = the tier's own default */

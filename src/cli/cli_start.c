@@ -206,6 +206,7 @@ static mx_err load_model(server *s, mx_errbuf *eb)
     mx_model_options model = {
         .path = s->model_path,
         .kv_type = (mx_kv_type)o->kv_type,
+        .act_type = (mx_act_type)o->act_type,
         .max_batch_rows = (uint32_t)(o->prefill_chunk + o->max_batch),
         .max_logit_rows = (uint32_t)o->max_batch,
         .n_ctx = (uint32_t)o->max_context,

@@ -20,7 +20,7 @@ enum {
     MX_PAGE_TOKENS = 64, /* tokens in a KV page; also the attention step */
     MX_PANEL_ROWS = 16,  /* weight rows that are computed together, one lane each */
     MX_SUB_BLOCK = 32,   /* most products in one integer sum */
-    MX_ACT_BLOCK = 256,  /* activations that share one scale; the last block of a row may be short */
+    MX_ACT_BLOCK = 256,  /* activations that share one 16-bit scale; a row's last may be short */
 };
 
 typedef enum mx_cpu_level { MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON } mx_cpu_level;
@@ -58,10 +58,17 @@ void mx_dequantize(mx_qtype type, const uint8_t *bytes, size_t n, float *out);
 
 /* ---- activations ------------------------------------------------------------------------------ */
 
-/* Rows of activations as 16-bit integers with one f32 scale per MX_ACT_BLOCK inputs, plus what the
- * kernels need beside them (sums per sub-block for types with a minimum; the f32 row itself for
+/* How rows of activations are rounded (docs/numerics.md section 3); each has a numerics id. */
+typedef enum mx_act_type {
+    MX_ACT_16, /* 16 bits, one scale per MX_ACT_BLOCK inputs */
+    MX_ACT_8,  /* 8 bits, one scale per MX_SUB_BLOCK inputs: faster, less exact */
+} mx_act_type;
+
+/* Rows of activations as integers with one f32 scale per block of inputs, plus what the kernels
+ * need beside them (sums per sub-block for types with a minimum; the f32 row itself for
  * F32/F16/BF16 matrices). Layout inside is the kernels' business. */
 typedef struct mx_act {
+    mx_act_type type;
     uint32_t max_rows;
     uint32_t n_cols;
     uint32_t q_stride;   /* elements between rows of q: n_cols rounded up to MX_SUB_BLOCK */
@@ -73,11 +80,16 @@ typedef struct mx_act {
     float *sum;          /* [max_rows][n_sums], exact integers */
     float *sum32;        /* [max_rows][n_sums32], likewise */
     float *x;            /* [max_rows][n_cols] the unquantised row */
+    int8_t *q8;          /* MX_ACT_8: [max_rows][q_stride], of each 8 inputs 0 4 1 5 2 6 3 7 */
+    uint8_t *q8_biased;  /* likewise, + 128 */
 } mx_act;
 
 size_t mx_act_bytes(uint32_t max_rows, uint32_t n_cols);
 /* Points *a into memory (64-byte aligned, mx_act_bytes long, zeroed by the caller once). */
 void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory);
+/* The same for a given type; the two above mean MX_ACT_16. */
+size_t mx_act_bytes_as(mx_act_type type, uint32_t max_rows, uint32_t n_cols);
+void mx_act_bind_as(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, void *memory);
 /* The rows of a from row0 (< max_rows) on, as activations of their own over the same memory. */
 mx_act mx_act_from_row(const mx_act *a, uint32_t row0);
 
@@ -219,7 +231,10 @@ void mx_kern_thread_init(void);
 /* The name of the numerics and the hash of a self-test run through `k`; equal on all levels. Takes
  * a few milliseconds. */
 #define MX_NUMERICS_NAME "mx1-a16"
-mx_hash256 mx_kern_numerics_id(const mx_kern *k);
+#define MX_NUMERICS_NAME_8 "mx1-a8"
+const char *mx_numerics_name(mx_act_type type);
+mx_hash256 mx_kern_numerics_id(const mx_kern *k); /* MX_ACT_16 */
+mx_hash256 mx_kern_numerics_id_8(const mx_kern *k);
 /* The same for the functions that only some architectures need: those of sections 13 and 14. */
 mx_hash256 mx_kern_extras_id(const mx_kern *k);
 mx_hash256 mx_kern_gdn_id(const mx_kern *k);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where the parts of an activation buffer lie: [q][scale][sum][sum32][x], each on a cache line.
+ * Where the parts of an activation buffer lie: [q][scale][sum][sum32][x][q8][q8 biased], each on a cache
+ * line; the last two with 8 bits only.
  */
 #include "kernels/kern_layout.h"
 
@@ -8,7 +9,7 @@
 
 typedef struct act_layout {
     size_t q_stride, n_blocks, n_sums, n_sums32;
-    size_t scale_at, sum_at, sum32_at, x_at, total;
+    size_t scale_at, sum_at, sum32_at, x_at, q8_at, biased_at, total;
 } act_layout;
 
 static bool add_part(size_t rows, size_t per_row, size_t elem, size_t *at)
@@ -24,10 +25,11 @@ static bool add_part(size_t rows, size_t per_row, size_t elem, size_t *at)
     return true;
 }
 
-static bool layout_of(uint32_t max_rows, uint32_t n_cols, act_layout *l)
+static bool layout_of(mx_act_type type, uint32_t max_rows, uint32_t n_cols, act_layout *l)
 {
+    const size_t block = type == MX_ACT_8 ? MX_SUB_BLOCK : MX_ACT_BLOCK;
     l->q_stride = mx_round_up((size_t)n_cols, MX_SUB_BLOCK);
-    l->n_blocks = ((size_t)n_cols + MX_ACT_BLOCK - 1) / MX_ACT_BLOCK;
+    l->n_blocks = ((size_t)n_cols + block - 1) / block;
     l->n_sums = ((size_t)n_cols + 15) / 16;
     l->n_sums32 = l->q_stride / MX_SUB_BLOCK;
     size_t at = 0;
@@ -40,24 +42,42 @@ static bool layout_of(uint32_t max_rows, uint32_t n_cols, act_layout *l)
     ok = ok && add_part(max_rows, l->n_sums32, sizeof(float), &at);
     l->x_at = at;
     ok = ok && add_part(max_rows, n_cols, sizeof(float), &at);
+    l->q8_at = at;
+    l->biased_at = at;
+    if (type == MX_ACT_8) {
+        ok = ok && add_part(max_rows, l->q_stride, 1, &at);
+        l->biased_at = at;
+        ok = ok && add_part(max_rows, l->q_stride, 1, &at);
+    }
     l->total = at;
     return ok;
 }
 
-size_t mx_act_bytes(uint32_t max_rows, uint32_t n_cols)
+size_t mx_act_bytes_as(mx_act_type type, uint32_t max_rows, uint32_t n_cols)
 {
     act_layout l;
-    return layout_of(max_rows, n_cols, &l) ? l.total : 0;
+    return layout_of(type, max_rows, n_cols, &l) ? l.total : 0;
+}
+
+size_t mx_act_bytes(uint32_t max_rows, uint32_t n_cols)
+{
+    return mx_act_bytes_as(MX_ACT_16, max_rows, n_cols);
 }
 
 void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory)
 {
+    mx_act_bind_as(a, MX_ACT_16, max_rows, n_cols, memory);
+}
+
+void mx_act_bind_as(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, void *memory)
+{
     act_layout l;
-    const bool ok = layout_of(max_rows, n_cols, &l);
+    const bool ok = layout_of(type, max_rows, n_cols, &l);
     assert(ok && (uintptr_t)memory % MX_VEC_BYTES == 0);
     (void)ok;
     uint8_t *base = memory;
     *a = (mx_act){
+        .type = type,
         .max_rows = max_rows,
         .n_cols = n_cols,
         .q_stride = (uint32_t)l.q_stride,
@@ -69,6 +89,8 @@ void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory)
         .sum = (float *)(void *)(base + l.sum_at),
         .sum32 = (float *)(void *)(base + l.sum32_at),
         .x = (float *)(void *)(base + l.x_at),
+        .q8 = type == MX_ACT_8 ? (int8_t *)(base + l.q8_at) : NULL,
+        .q8_biased = type == MX_ACT_8 ? base + l.biased_at : NULL,
     };
 }
 
@@ -82,5 +104,9 @@ mx_act mx_act_from_row(const mx_act *a, uint32_t row0)
     rows.sum += (size_t)row0 * a->n_sums;
     rows.sum32 += (size_t)row0 * a->n_sums32;
     rows.x += (size_t)row0 * a->n_cols;
+    if (a->type == MX_ACT_8) {
+        rows.q8 += (size_t)row0 * a->q_stride;
+        rows.q8_biased += (size_t)row0 * a->q_stride;
+    }
     return rows;
 }

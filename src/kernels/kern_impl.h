@@ -166,10 +166,10 @@ static void rope(float *x, uint32_t n_heads, uint32_t head_dim, const mx_rope_pa
 
 /* ---- activations ------------------------------------------------------------------------------ */
 
-/* One block of n <= 256 inputs. Writes q up to the next multiple of 32, sums of 16 and of 32, the
+/* One block of n <= 256 inputs, rounded to -most..most. Writes q up to the next multiple of 32, sums of 16 and of 32, the
  * scale. */
-static bool quantize_block(const float *x, uint32_t n, int16_t *q, float *scale, float *sum,
-                           float *sum32)
+MX_INLINE bool quantize_block(const float *x, uint32_t n, const float most, int16_t *q,
+                              float *scale, float *sum, float *sum32)
 {
     v16i m = vi_set1(0);
     for (uint32_t i = 0; i < n; i += 16) {
@@ -188,12 +188,12 @@ static bool quantize_block(const float *x, uint32_t n, int16_t *q, float *scale,
         *scale = 0;
         return true;
     }
-    const v16f inv = vf_set1(32767.0f / amax);
-    *scale = amax / 32767.0f;
+    const v16f inv = vf_set1(most / amax);
+    *scale = amax / most;
     for (uint32_t i = 0; i < n; i += 16) {
         v16f v = vf_mul(load_n(x + i, n - i), inv);
-        v = vf_max(v, vf_set1(-32767.0f));
-        v = vf_min(v, vf_set1(32767.0f));
+        v = vf_max(v, vf_set1(-most));
+        v = vf_min(v, vf_set1(most));
         const v16i r = vf_to_int(v);
         vi_store_i16(q + i, r);
         const float s = (float)vi_tree_sum(r);
@@ -206,21 +206,56 @@ static bool quantize_block(const float *x, uint32_t n, int16_t *q, float *scale,
     return true;
 }
 
+/* 32 values of 8 bits that stand in q, in the order of a lane's bytes (kern_layout.h). */
+static void narrow_block(const int16_t *q, int8_t *q8, uint8_t *biased)
+{
+    static const uint8_t order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    for (int i = 0; i < MX_SUB_BLOCK; i++) {
+        const int16_t v = q[i / 8 * 8 + order[i % 8]];
+        q8[i] = (int8_t)v;
+        biased[i] = (uint8_t)(v + 128);
+    }
+}
+
+static bool quantize_row_8(mx_act *a, const float *x, uint32_t r)
+{
+    const size_t at = (size_t)r * a->q_stride;
+    for (uint32_t b = 0; b < a->n_blocks; b++) {
+        const uint32_t k = b * MX_SUB_BLOCK;
+        const uint32_t n = a->n_cols - k < MX_SUB_BLOCK ? a->n_cols - k : MX_SUB_BLOCK;
+        if (!quantize_block(x + k, n, 127.0f, a->q + at + k, a->scale + (size_t)r * a->n_blocks + b,
+                            a->sum + (size_t)r * a->n_sums + k / 16,
+                            a->sum32 + (size_t)r * a->n_sums32 + b))
+        {
+            return false;
+        }
+        narrow_block(a->q + at + k, a->q8 + at + k, a->q8_biased + at + k);
+    }
+    return true;
+}
+
+static bool quantize_row_16(mx_act *a, const float *x, uint32_t r)
+{
+    for (uint32_t b = 0; b < a->n_blocks; b++) {
+        const uint32_t k = b * MX_ACT_BLOCK;
+        const uint32_t n = a->n_cols - k < MX_ACT_BLOCK ? a->n_cols - k : MX_ACT_BLOCK;
+        if (!quantize_block(x + k, n, 32767.0f, a->q + (size_t)r * a->q_stride + k,
+                            a->scale + (size_t)r * a->n_blocks + b,
+                            a->sum + (size_t)r * a->n_sums + k / 16,
+                            a->sum32 + (size_t)r * a->n_sums32 + k / 32))
+        {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool act_quantize(mx_act *a, const float *x, size_t ldx, uint32_t row0, uint32_t row1)
 {
     assert(row0 <= row1 && row1 <= a->max_rows);
     for (uint32_t r = row0; r < row1; r++, x += ldx) {
-        for (uint32_t b = 0; b < a->n_blocks; b++) {
-            const uint32_t k = b * MX_ACT_BLOCK;
-            const uint32_t left = a->n_cols - k;
-            const uint32_t n = left < MX_ACT_BLOCK ? left : MX_ACT_BLOCK;
-            if (!quantize_block(x + k, n, a->q + (size_t)r * a->q_stride + k,
-                                a->scale + (size_t)r * a->n_blocks + b,
-                                a->sum + (size_t)r * a->n_sums + k / 16,
-                                a->sum32 + (size_t)r * a->n_sums32 + k / 32))
-            {
-                return false;
-            }
+        if (!(a->type == MX_ACT_8 ? quantize_row_8(a, x, r) : quantize_row_16(a, x, r))) {
+            return false;
         }
         memcpy(a->x + (size_t)r * a->n_cols, x, a->n_cols * sizeof *x);
     }

@@ -110,6 +110,13 @@ MX_INLINE void load_scales(const mx_qtype type, const uint8_t *scales, const sup
     }
 }
 
+MX_INLINE v16i broadcast_four(const uint8_t *q)
+{
+    int32_t v;
+    memcpy(&v, q, sizeof v);
+    return vi_set1(v);
+}
+
 MX_INLINE v16i broadcast_pair(const int16_t *q)
 {
     int32_t v;
@@ -123,26 +130,55 @@ typedef struct group_rows {
     int n_subs;         /* sub-blocks of 32 in this group */
     const int16_t *q;   /* first row, at this group */
     size_t q_stride;
+    const int8_t *q8;   /* with 8 bits, likewise; the same stride */
+    const uint8_t *q8_biased;
     const float *sum;   /* sums per sub-block of the weights, likewise */
     size_t sum_stride;
-    const float *scale; /* of this group */
+    const float *scale; /* of this group: one, or with 8 bits one per sub-block of 32 */
     size_t scale_stride;
+    bool is_8;
 } group_rows;
+
+MX_INLINE uint32_t n_groups_of(const mx_act *a)
+{
+    return (a->n_cols + MX_ACT_BLOCK - 1) / MX_ACT_BLOCK;
+}
 
 MX_INLINE group_rows rows_of_group(const mx_act *a, uint32_t row, uint32_t group, const int sub)
 {
     const uint32_t left = a->n_cols - group * MX_ACT_BLOCK;
     const size_t n_sums = sub == 16 ? a->n_sums : a->n_sums32;
+    const size_t at = (size_t)row * a->q_stride + (size_t)group * MX_ACT_BLOCK;
     return (group_rows){
         .n_subs = (int)((left < MX_ACT_BLOCK ? left : MX_ACT_BLOCK) / MX_SUB_BLOCK),
-        .q = a->q + (size_t)row * a->q_stride + (size_t)group * MX_ACT_BLOCK,
+        .q = a->q + at,
         .q_stride = a->q_stride,
+        .q8 = a->q8 != NULL ? a->q8 + at : NULL,
+        .q8_biased = a->q8_biased != NULL ? a->q8_biased + at : NULL,
         .sum = (sub == 16 ? a->sum : a->sum32) + (size_t)row * n_sums +
                group * (size_t)(MX_ACT_BLOCK / sub),
         .sum_stride = n_sums,
-        .scale = a->scale + (size_t)row * a->n_blocks + group,
+        .scale = a->scale + (size_t)row * a->n_blocks +
+                 group * (size_t)(a->type == MX_ACT_8 ? MX_GROUP_SUBS : 1),
         .scale_stride = a->n_blocks,
+        .is_8 = a->type == MX_ACT_8,
     };
+}
+
+MX_INLINE void expand_scales(const mx_qtype type, const uint8_t *scales, int n_subs,
+                             mx_matmul_scratch *x)
+{
+    const super_scales super = load_super(type, scales);
+    const int n = n_subs * (MX_SUB_BLOCK / mx_sub_of(type));
+    for (int s = 0; s < n; s++) {
+        v16f ws;
+        v16f wm;
+        load_scales(type, scales, &super, s, &ws, &wm);
+        vf_store(x->ws[s], ws);
+        if (mx_has_min(type)) {
+            vf_store(x->wm[s], wm);
+        }
+    }
 }
 
 MX_INLINE void expand_as(const mx_qtype type, const uint8_t *group, int n_subs,
@@ -159,32 +195,27 @@ MX_INLINE void expand_as(const mx_qtype type, const uint8_t *group, int n_subs,
             vi_store(x->w16[16 * s + p], offset != 0 ? vi_sub16(v, off) : v);
         }
     }
-    const super_scales super = load_super(type, scales);
-    const int n = n_subs * (MX_SUB_BLOCK / mx_sub_of(type));
-    for (int s = 0; s < n; s++) {
-        v16f ws;
-        v16f wm;
-        load_scales(type, scales, &super, s, &ws, &wm);
-        vf_store(x->ws[s], ws);
-        if (mx_has_min(type)) {
-            vf_store(x->wm[s], wm);
-        }
-    }
+    expand_scales(type, scales, n_subs, x);
 }
 
-/* tm rows against an expanded group; acc is the running result of each row. */
-MX_INLINE void tile(const int sub, const bool has_min, const int tm, const mx_matmul_scratch *x,
-                    const group_rows *g, size_t row, float (*acc)[MX_PANEL_ROWS])
+/* tm rows against an expanded group; acc is the running result of each row. is_8: activations of 8
+ * bits, whose scales change with every 32 inputs (only levels without a product of bytes get
+ * here with them, and types whose bytes do not fit it). */
+MX_INLINE void tile(const int sub, const bool has_min, const bool is_8, const int tm,
+                    const mx_matmul_scratch *x, const group_rows *g, size_t row,
+                    float (*acc)[MX_PANEL_ROWS])
 {
     const int pairs = sub / 2;
     const float *sum = g->sum + row * g->sum_stride;
     const uint8_t *w = x->w16[0];
     const int16_t *q[VEC_TILE_ROWS];
     v16f t[VEC_TILE_ROWS];
+    v16f c[VEC_TILE_ROWS];
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
         q[r] = g->q + (row + (size_t)r) * g->q_stride;
         t[r] = vf_zero();
+        c[r] = vf_load(acc[row + (size_t)r]);
     }
     const int n = g->n_subs * (MX_SUB_BLOCK / sub);
     for (int s = 0; s < n; s++, w += pairs * MX_VEC_BYTES) {
@@ -219,42 +250,59 @@ MX_INLINE void tile(const int sub, const bool has_min, const int tm, const mx_ma
                 t[r] = vf_fma(vf_set1(sum[(size_t)r * g->sum_stride + (size_t)s]), wm, t[r]);
             }
         }
+        if (is_8 && (sub == MX_SUB_BLOCK || s % 2 == 1)) {
+            const size_t block = (size_t)s * (size_t)sub / MX_SUB_BLOCK;
+            MX_UNROLL
+            for (int r = 0; r < tm; r++) {
+                const float scale = g->scale[(row + (size_t)r) * g->scale_stride + block];
+                c[r] = vf_fma(t[r], vf_set1(scale), c[r]);
+                t[r] = vf_zero();
+            }
+        }
     }
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
-        const float scale = g->scale[(row + (size_t)r) * g->scale_stride];
-        vf_store(acc[row + (size_t)r], vf_fma(t[r], vf_set1(scale), vf_load(acc[row + (size_t)r])));
+        if (!is_8) {
+            c[r] = vf_fma(t[r], vf_set1(g->scale[(row + (size_t)r) * g->scale_stride]), c[r]);
+        }
+        vf_store(acc[row + (size_t)r], c[r]);
     }
 }
 
-#define TILE_ROWS_FN(name, sub, has_min)                                                           \
+#define TILE_ROWS_FN(name, sub, has_min, is_8)                                                     \
     static MX_NOINLINE void name(mx_matmul_scratch *x, const group_rows *g, size_t n_rows)         \
     {                                                                                              \
         size_t row = 0;                                                                            \
         for (; row + VEC_TILE_ROWS <= n_rows; row += VEC_TILE_ROWS) {                              \
-            tile(sub, has_min, VEC_TILE_ROWS, x, g, row, x->acc);                                  \
+            tile(sub, has_min, is_8, VEC_TILE_ROWS, x, g, row, x->acc);                                  \
         }                                                                                          \
         if (VEC_TILE_ROWS > 8 && row + 8 <= n_rows) {                                              \
-            tile(sub, has_min, VEC_TILE_ROWS > 8 ? 8 : 1, x, g, row, x->acc);                      \
+            tile(sub, has_min, is_8, VEC_TILE_ROWS > 8 ? 8 : 1, x, g, row, x->acc);                      \
             row += 8;                                                                              \
         }                                                                                          \
         if (VEC_TILE_ROWS > 4 && row + 4 <= n_rows) {                                              \
-            tile(sub, has_min, VEC_TILE_ROWS > 4 ? 4 : 1, x, g, row, x->acc);                      \
+            tile(sub, has_min, is_8, VEC_TILE_ROWS > 4 ? 4 : 1, x, g, row, x->acc);                      \
             row += 4;                                                                              \
         }                                                                                          \
         if (VEC_TILE_ROWS > 2 && row + 2 <= n_rows) {                                              \
-            tile(sub, has_min, VEC_TILE_ROWS > 2 ? 2 : 1, x, g, row, x->acc);                      \
+            tile(sub, has_min, is_8, VEC_TILE_ROWS > 2 ? 2 : 1, x, g, row, x->acc);                      \
             row += 2;                                                                              \
         }                                                                                          \
         for (; row < n_rows; row++) {                                                              \
-            tile(sub, has_min, 1, x, g, row, x->acc);                                              \
+            tile(sub, has_min, is_8, 1, x, g, row, x->acc);                                              \
         }                                                                                          \
     }
 
-TILE_ROWS_FN(tile_rows_32, 32, false)
-TILE_ROWS_FN(tile_rows_32_min, 32, true)
-TILE_ROWS_FN(tile_rows_16, 16, false)
-TILE_ROWS_FN(tile_rows_16_min, 16, true)
+TILE_ROWS_FN(tile_rows_32, 32, false, false)
+TILE_ROWS_FN(tile_rows_32_min, 32, true, false)
+TILE_ROWS_FN(tile_rows_16, 16, false, false)
+TILE_ROWS_FN(tile_rows_16_min, 16, true, false)
+#if !VEC_BYTES || VEC_BYTES_NARROW /* 8 bits that bytes do not serve */
+TILE_ROWS_FN(tile_rows_32_as_8, 32, false, true)
+TILE_ROWS_FN(tile_rows_32_min_as_8, 32, true, true)
+TILE_ROWS_FN(tile_rows_16_as_8, 16, false, true)
+TILE_ROWS_FN(tile_rows_16_min_as_8, 16, true, true)
+#endif
 
 /* ---- few rows: unpack in registers ------------------------------------------------------------ */
 
@@ -340,10 +388,14 @@ MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const gro
                 }
             }
         }
-    }
-    MX_UNROLL
-    for (int r = 0; r < tm; r++) {
-        acc[r] = vf_fma(t[r], vf_set1(g->scale[rows[r] * g->scale_stride]), acc[r]);
+        if (g->is_8 || s32 + 1 == g->n_subs) { /* the inputs of one activation scale end here */
+            MX_UNROLL
+            for (int r = 0; r < tm; r++) {
+                const float *scale = g->scale + rows[r] * g->scale_stride;
+                acc[r] = vf_fma(t[r], vf_set1(scale[g->is_8 ? s32 : 0]), acc[r]);
+                t[r] = vf_zero();
+            }
+        }
     }
 }
 
@@ -358,7 +410,7 @@ MX_INLINE void direct_panel_as(const mx_qtype type, const uint8_t *panel, const 
         acc[r] = vf_zero();
         rows[r] = (size_t)(r < n ? r : n - 1);
     }
-    for (uint32_t b = 0; b < a->n_blocks; b++, panel += mx_group_bytes(type, MX_GROUP_SUBS)) {
+    for (uint32_t b = 0; b < n_groups_of(a); b++, panel += mx_group_bytes(type, MX_GROUP_SUBS)) {
         const group_rows g = rows_of_group(a, row, b, mx_sub_of(type));
         direct_group(type, panel, &g, rows, tm, acc);
     }
@@ -386,12 +438,8 @@ MX_INLINE void direct_panel_as(const mx_qtype type, const uint8_t *panel, const 
             direct_panel_as(type, panel, a, row, n, 1, out);                                       \
         } else if (VEC_DIRECT_ROWS >= 2 && n == 2) {                                               \
             direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 2 ? 2 : 1, out);            \
-        } else if (VEC_DIRECT_ROWS >= 3 && n == 3) {                                               \
-            direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 3 ? 3 : 1, out);            \
-        } else if (VEC_DIRECT_ROWS >= 4 && n == 4) {                                               \
+        } else if (VEC_DIRECT_ROWS >= 4 && n <= 4) {                                               \
             direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 4 ? 4 : 1, out);            \
-        } else if (VEC_DIRECT_ROWS >= 6 && n <= 6) {                                               \
-            direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 6 ? 6 : 1, out);            \
         } else if (VEC_DIRECT_ROWS >= 8) {                                                         \
             direct_panel_as(type, panel, a, row, n, VEC_DIRECT_ROWS >= 8 ? 8 : 1, out);            \
         }                                                                                          \
@@ -430,13 +478,26 @@ static direct_fn direct_for(mx_qtype t)
     }
 }
 
-static tile_rows_fn tile_rows_for(mx_qtype t)
+static tile_rows_fn tile_rows_for(mx_qtype t, mx_act_type act)
 {
+#if !VEC_BYTES || VEC_BYTES_NARROW
+    if (act == MX_ACT_8) {
+        if (mx_sub_of(t) == 32) {
+            return mx_has_min(t) ? tile_rows_32_min_as_8 : tile_rows_32_as_8;
+        }
+        return mx_has_min(t) ? tile_rows_16_min_as_8 : tile_rows_16_as_8;
+    }
+#endif
+    (void)act;
     if (mx_sub_of(t) == 32) {
         return mx_has_min(t) ? tile_rows_32_min : tile_rows_32;
     }
     return mx_has_min(t) ? tile_rows_16_min : tile_rows_16;
 }
+
+#if VEC_BYTES
+#include "kernels/kern_impl_matmul8.h"
+#endif
 
 /* ---- F32, F16, BF16 --------------------------------------------------------------------------- */
 
@@ -496,24 +557,31 @@ FLOAT_FN(MX_BF16)
 static void expanded_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
                           size_t n, mx_matmul_scratch *x)
 {
-    const expand_fn expand = expand_for(w->type);
-    const tile_rows_fn tile_rows = tile_rows_for(w->type);
+    expand_fn expand = expand_for(w->type);
+    tile_rows_fn tile_rows = tile_rows_for(w->type, a->type);
+#if VEC_BYTES
+    if (a->type == MX_ACT_8 && bytes_run(w->type) != 0) {
+        expand = expand8_for(w->type);
+        tile_rows = tile8_rows_for(w->type);
+    }
+#endif
     memset(x->acc, 0, n * sizeof x->acc[0]);
-    for (uint32_t b = 0; b < a->n_blocks; b++) {
+    for (uint32_t b = 0; b < n_groups_of(a); b++) {
         const group_rows g = rows_of_group(a, row, b, mx_sub_of(w->type));
         expand(panel + b * mx_group_bytes(w->type, MX_GROUP_SUBS), g.n_subs, x);
         tile_rows(x, &g, n);
     }
 }
 
-/* In as few passes over the panel as the registers allow, equal in size. */
+/* Passes over the panel of 8, 4, 2 or 1 rows. Seven and three repeat a row (see direct_panel_as):
+ * that costs less than another pass, and a pass for each number would be much code. */
 static void direct_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
                         size_t n, mx_matmul_scratch *x)
 {
     const direct_fn direct = direct_for(w->type);
     for (size_t r = 0; r < n;) {
-        const size_t passes = (n - r + VEC_DIRECT_ROWS - 1) / VEC_DIRECT_ROWS;
-        const size_t take = (n - r + passes - 1) / passes;
+        const size_t left = mx_min_size(n - r, VEC_DIRECT_ROWS);
+        const size_t take = left == 5 || left == 6 ? 4 : left;
         direct(panel, a, row + (uint32_t)r, (int)take, x->acc + r);
         r += take;
     }

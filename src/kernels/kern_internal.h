@@ -14,7 +14,13 @@ enum { MX_MATMUL_ROWS = 264 };
 
 /* Scratch of one matmul call; everything stays in L1. */
 typedef struct mx_matmul_scratch {
-    uint8_t w16[MX_ACT_BLOCK / 2][MX_VEC_BYTES]; /* pairs of i16, signed */
+    union {
+        uint8_t w16[MX_ACT_BLOCK / 2][MX_VEC_BYTES]; /* pairs of i16, signed */
+        struct {                                     /* 8 bits: fours of u8, or of i8 */
+            uint8_t w8[MX_ACT_BLOCK / 4][MX_VEC_BYTES];
+            uint8_t start[MX_ACT_BLOCK / 16][MX_VEC_BYTES]; /* what the bias of activations adds, x -1 */
+        };
+    };
     float ws[MX_ACT_BLOCK / 16][MX_PANEL_ROWS];
     float wm[MX_ACT_BLOCK / 16][MX_PANEL_ROWS];
     float acc[MX_MATMUL_ROWS][MX_PANEL_ROWS];

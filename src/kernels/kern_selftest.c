@@ -94,7 +94,7 @@ static void fill_weights(chain *c, mx_qtype type, uint8_t *bytes, size_t n_block
 
 /* At the end of the stack frame they would have to be counted; here they are named. */
 typedef struct matmul_space {
-    _Alignas(64) uint8_t act[8 * 1024];
+    _Alignas(64) uint8_t act[12 * 1024];
     _Alignas(64) uint8_t panels[MAX_BYTES * 2];
     _Alignas(64) mx_matmul_scratch scratch;
     uint8_t file[MAX_BYTES];
@@ -102,13 +102,13 @@ typedef struct matmul_space {
     float y[TOKENS * ROWS];
 } matmul_space;
 
-static MX_NOINLINE void test_matmul(chain *c, const mx_kern *k, mx_qtype type)
+static MX_NOINLINE void test_matmul(chain *c, const mx_kern *k, mx_qtype type, mx_act_type act)
 {
     matmul_space s;
     const mx_qtype_info *info = mx_qtype_get(type);
     const uint32_t cols = info->block_elems == 256 ? 256 : COLS;
     assert(mx_wmat_bytes(type, ROWS, cols) <= sizeof s.panels);
-    assert(mx_act_bytes(TOKENS, cols) <= sizeof s.act);
+    assert(mx_act_bytes_as(act, TOKENS, cols) <= sizeof s.act);
     assert((size_t)ROWS * cols / info->block_elems * info->block_bytes <= sizeof s.file);
     memset(s.act, 0, sizeof s.act);
     fill_weights(c, type, s.file, (size_t)ROWS * cols / info->block_elems);
@@ -116,7 +116,7 @@ static MX_NOINLINE void test_matmul(chain *c, const mx_kern *k, mx_qtype type)
     mx_wmat w;
     mx_act a;
     mx_wmat_repack(&w, type, ROWS, cols, s.file, s.panels);
-    mx_act_bind(&a, TOKENS, cols, s.act);
+    mx_act_bind_as(&a, act, TOKENS, cols, s.act);
     const bool finite = k->act_quantize(&a, s.x, cols, 0, TOKENS);
     absorb(c, &finite, 1);
     k->matmul(&w, &a, TOKENS, s.y, ROWS, 0, w.n_panels, &s.scratch);
@@ -201,15 +201,15 @@ static MX_NOINLINE void test_vectors(chain *c, const mx_kern *k)
     }
 }
 
-mx_hash256 mx_kern_numerics_id(const mx_kern *k)
+static mx_hash256 numerics_id(const mx_kern *k, mx_act_type act, const char *name)
 {
     static const mx_qtype types[] = {
         MX_F32,  MX_F16,  MX_BF16, MX_Q4_0, MX_Q4_1,   MX_Q5_0,   MX_Q5_1, MX_Q8_0,
         MX_Q2_K, MX_Q3_K, MX_Q4_K, MX_Q5_K, MX_Q6_K,   MX_IQ4_NL, MX_IQ4_XS, MX_MXFP4,
     };
-    chain c = {.digest = mx_sha256_of(MX_NUMERICS_NAME, sizeof MX_NUMERICS_NAME), .seed = 1};
+    chain c = {.digest = mx_sha256_of(name, strlen(name) + 1), .seed = 1};
     for (size_t i = 0; i < MX_COUNT(types); i++) {
-        test_matmul(&c, k, types[i]);
+        test_matmul(&c, k, types[i], act);
     }
     for (uint32_t n = 1; n <= QUERIES; n++) {
         test_attention(&c, k, MX_KV_F16, n);
@@ -217,6 +217,21 @@ mx_hash256 mx_kern_numerics_id(const mx_kern *k)
     }
     test_vectors(&c, k);
     return c.digest;
+}
+
+mx_hash256 mx_kern_numerics_id(const mx_kern *k)
+{
+    return numerics_id(k, MX_ACT_16, MX_NUMERICS_NAME);
+}
+
+mx_hash256 mx_kern_numerics_id_8(const mx_kern *k)
+{
+    return numerics_id(k, MX_ACT_8, MX_NUMERICS_NAME_8);
+}
+
+const char *mx_numerics_name(mx_act_type type)
+{
+    return type == MX_ACT_8 ? MX_NUMERICS_NAME_8 : MX_NUMERICS_NAME;
 }
 
 mx_hash256 mx_kern_extras_id(const mx_kern *k)

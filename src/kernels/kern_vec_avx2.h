@@ -206,6 +206,32 @@ MX_INLINE v16i vi_dot(v16i acc, v16i w, v16i x)
                   _mm256_add_epi32(acc.b, _mm256_madd_epi16(w.b, x.b))};
 }
 
+/* ---- bytes (kern_impl_matmul8.h): narrow sums are pairs of i16 --------------------------------- */
+
+#define VEC_BYTES 1
+#define VEC_BYTES_NARROW 1
+enum { VEC_BYTE_ROWS = 4 };
+
+PAIRWISE(v16i, vi_sub8, _mm256_sub_epi8)
+
+MX_INLINE v16i vb_dot(v16i n, v16i u, v16i s)
+{
+    return (v16i){_mm256_add_epi16(n.a, _mm256_maddubs_epi16(u.a, s.a)),
+                  _mm256_add_epi16(n.b, _mm256_maddubs_epi16(u.b, s.b))};
+}
+
+MX_INLINE v16i vb_widen(v16i n)
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    return (v16i){_mm256_madd_epi16(n.a, ones), _mm256_madd_epi16(n.b, ones)};
+}
+
+MX_INLINE v16i vb_lut(v16i v, const uint8_t *table)
+{
+    const __m256i t = _mm256_broadcastsi128_si256(load_128(table));
+    return (v16i){_mm256_shuffle_epi8(t, v.a), _mm256_shuffle_epi8(t, v.b)};
+}
+
 MX_INLINE v16i vi_lut(v16i v, const uint8_t *table)
 {
     /* the high byte of each half is an index with the top bit set: zero */

@@ -201,6 +201,29 @@ MX_INLINE v16i vi_dot(v16i acc, v16i w, v16i x)
     return (v16i){_mm512_dpwssd_epi32(acc.v, w.v, x.v)}; /* wraps, does not saturate */
 }
 
+/* ---- bytes (kern_impl_matmul8.h) ------------------------------------------------------------- */
+
+#define VEC_BYTES 1
+#define VEC_BYTES_NARROW 0
+enum { VEC_BYTE_ROWS = 12 };
+
+BINARY(v16i, vi_sub8, _mm512_sub_epi8)
+
+MX_INLINE v16i vb_dot(v16i n, v16i u, v16i s)
+{
+    return (v16i){_mm512_dpbusd_epi32(n.v, u.v, s.v)};
+}
+
+MX_INLINE v16i vb_widen(v16i n)
+{
+    return n;
+}
+
+MX_INLINE v16i vb_lut(v16i v, const uint8_t *table)
+{
+    return (v16i){_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_128(table)), v.v)};
+}
+
 MX_INLINE v16i vi_lut(v16i v, const uint8_t *table)
 {
     /* the high byte of each half is an index with the top bit set: zero */

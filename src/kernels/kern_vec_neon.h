@@ -33,6 +33,9 @@ enum {
     VEC_WIDE_4 = 1,
 };
 
+#define VEC_BYTES 0 /* 8-bit activations are multiplied as i16 */
+#define VEC_BYTES_NARROW 0
+
 #if defined(MX_NO_UNROLL)
 #define MX_UNROLL
 #elif defined(__clang__)

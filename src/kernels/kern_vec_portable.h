@@ -38,6 +38,9 @@ enum {
     VEC_WIDE_4 = 1,
 };
 
+#define VEC_BYTES 0 /* 8-bit activations are multiplied as i16 */
+#define VEC_BYTES_NARROW 0
+
 #define MX_UNROLL /* no registers to fill here: loops stay loops */
 
 #define EACH_LANE for (int i_ = 0; i_ < 16; i_++)

@@ -9,6 +9,11 @@ if(MTPLX_SANITIZE OR MTPLX_FUZZ)
   # Instrumenting each of the inlined, unrolled lanes takes the compiler many minutes.
   set(level -O1 -DMX_NO_UNROLL=1)
 endif()
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  # Where each variable lives in a fully unrolled tile helps nobody, and finding out takes as long as
+  # all the rest of the compilation.
+  list(APPEND level -fno-var-tracking)
+endif()
 set(dir ${CMAKE_SOURCE_DIR}/src/kernels)
 set_source_files_properties(${dir}/kern_portable.c ${dir}/kern_repack.c ${dir}/kern_dequant.c
   PROPERTIES COMPILE_OPTIONS "${level}")

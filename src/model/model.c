@@ -111,7 +111,8 @@ static void fill_config(mx_model *m, const mx_gguf *g)
  * pages. */
 static mx_hash256 numerics_of(const mx_model *m)
 {
-    mx_hash256 ids[3] = {mx_kern_numerics_id(m->kern)};
+    mx_hash256 ids[3] = {m->act_type == MX_ACT_8 ? mx_kern_numerics_id_8(m->kern)
+                                                 : mx_kern_numerics_id(m->kern)};
     size_t n = 1;
     if (mx_needs_extras(&m->bp)) {
         ids[n++] = mx_kern_extras_id(m->kern);
@@ -166,6 +167,7 @@ mx_err mx_model_load(mx_model **out, const mx_model_options *opt, mx_pool *pool,
     }
     m->pool = pool;
     m->kern = mx_kern_get(opt->cpu_level);
+    m->act_type = opt->act_type;
     m->max_batch_rows = opt->max_batch_rows;
     m->max_logit_rows = opt->max_logit_rows;
     if (pool != NULL) {
@@ -319,6 +321,11 @@ const mx_kv_shape *mx_model_kv_shape(const mx_model *m)
 const mx_kern *mx_model_kern(const mx_model *m)
 {
     return m->kern;
+}
+
+mx_act_type mx_model_act_type(const mx_model *m)
+{
+    return m->act_type;
 }
 
 const mx_hash256 *mx_model_fingerprint(const mx_model *m)

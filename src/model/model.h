@@ -23,6 +23,7 @@ typedef struct mx_model mx_model;
 typedef struct mx_model_options {
     const char *path;
     mx_kv_type kv_type;
+    mx_act_type act_type;       /* 16 bits (0, exact to 1e-6) or 8 */
     uint32_t max_batch_rows;    /* rows one forward call may have */
     uint32_t max_logit_rows;    /* of which at most so many want hidden vectors */
     uint32_t n_ctx;             /* 0 = the model's own context length */
@@ -64,6 +65,7 @@ mx_model_memory mx_model_get_memory(const mx_model *m);
 mx_str mx_model_chat_template(const mx_model *m); /* empty when the file has none */
 const mx_kv_shape *mx_model_kv_shape(const mx_model *m);
 const mx_kern *mx_model_kern(const mx_model *m);
+mx_act_type mx_model_act_type(const mx_model *m);
 const mx_hash256 *mx_model_fingerprint(const mx_model *m); /* tree hash of every byte of the file */
 const mx_hash256 *mx_model_numerics_id(const mx_model *m); /* docs/numerics.md section 11 */
 /* The root of all page identities: everything that changes the numbers for the same tokens. salt:

@@ -302,6 +302,7 @@ struct mx_model {
     mx_state s;
     mx_kv_shape kv_shape;
     const mx_kern *kern;
+    mx_act_type act_type;
     mx_pool *pool; /* borrowed */
     mx_tokenizer *tokenizer;
     char *chat_template;

@@ -31,13 +31,13 @@ static void *part(layout *l, size_t count, size_t elem_bytes)
     return l->base != NULL ? l->base + begin : NULL;
 }
 
-static void act_part(layout *l, mx_act *a, uint32_t max_rows, uint32_t n_cols)
+static void act_part(layout *l, mx_act_type type, mx_act *a, uint32_t max_rows, uint32_t n_cols)
 {
-    size_t bytes = mx_act_bytes(max_rows, n_cols);
+    size_t bytes = mx_act_bytes_as(type, max_rows, n_cols);
     l->is_too_big |= bytes == 0;
     void *memory = part(l, 1, bytes);
     if (memory != NULL) {
-        mx_act_bind(a, max_rows, n_cols, memory);
+        mx_act_bind_as(a, type, max_rows, n_cols, memory);
     }
 }
 
@@ -70,13 +70,13 @@ static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places)
     moe->weight = part(l, n_places, sizeof *moe->weight);
     moe->place = part(l, n_places, sizeof *moe->place);
     moe->begin = part(l, (size_t)bp->n_experts + 1, sizeof *moe->begin);
-    act_part(l, &moe->act, n_places, bp->n_embd);
+    act_part(l, m->act_type, &moe->act, n_places, bp->n_embd);
     moe->down = part(l, n_places, bp->n_embd * sizeof *moe->down);
     if (bp->n_ff_shared != 0) {
         moe->shared_weight = part(l, rows, sizeof *moe->shared_weight);
         moe->shared_gate_up = part(l, rows, 2 * (size_t)bp->n_ff_shared * sizeof(float));
         moe->shared_down = part(l, rows, bp->n_embd * sizeof *moe->shared_down);
-        act_part(l, &moe->shared_act, m->max_batch_rows, bp->n_ff_shared);
+        act_part(l, m->act_type, &moe->shared_act, m->max_batch_rows, bp->n_ff_shared);
     }
 }
 
@@ -124,8 +124,8 @@ static void lay_out(mx_model *m, layout *l)
     if (bp->n_experts != 0) {
         lay_out_moe(m, l, (uint32_t)n_places);
     }
-    act_part(l, &s->act_embd, head_rows, bp->n_embd);
-    act_part(l, &s->act_ff, (uint32_t)n_places, bp->n_ff);
+    act_part(l, m->act_type, &s->act_embd, head_rows, bp->n_embd);
+    act_part(l, m->act_type, &s->act_ff, (uint32_t)n_places, bp->n_ff);
 
     unsigned n_workers = m->pool != NULL ? mx_pool_size(m->pool) : 0;
     size_t matmul_bytes = largest_matmul_scratch(&m->w, bp);

@@ -340,7 +340,8 @@ static void describe_model(const mx_engine *e, const mx_kv_shape *shape, mx_buf 
     mx_buf_printf(json,
                   "{\"model\":\"%s\",\"architecture\":\"%s\",\"numerics\":\"%s\","
                   "\"page_tokens\":%d,\"kv_type\":\"%s\"}\n",
-                  name, e->mc->architecture, MX_NUMERICS_NAME, MX_PAGE_TOKENS,
+                  name, e->mc->architecture,
+                  mx_numerics_name(mx_model_act_type(e->model)), MX_PAGE_TOKENS,
                   shape->type == MX_KV_F16 ? "f16" : "f32");
 }
 

@@ -263,15 +263,17 @@ static reference make_reference(rig *r, uint32_t n, uint64_t seed)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void one_tiny_model(const tiny *t, mx_kv_type kv_type)
+static void one_tiny_model(const tiny *t, mx_kv_type kv_type, mx_act_type act_type)
 {
-    char name[64];
+    char name[96];
     rig_options o = rig_default();
     o.kv_type = kv_type;
+    o.act_type = act_type;
     rig r = rig_open_tiny(&t->spec, o);
     const uint32_t n = getenv("MTPLX_TEST_TINY") != NULL ? N_SLOW : N_TOKENS;
     reference ref = make_reference(&r, n, t->spec.seed);
-    snprintf(name, sizeof name, "%s, %s pages", t->name, kv_type == MX_KV_F16 ? "f16" : "f32");
+    snprintf(name, sizeof name, "%s, %s pages, %s", t->name, kv_type == MX_KV_F16 ? "f16" : "f32",
+             mx_numerics_name(act_type));
     /* A model whose logits say nothing would pass everything. */
     float lo = ref.logits[0], hi = lo;
     for (size_t i = 0; i < (size_t)n * r.n_vocab; i++) {
@@ -300,9 +302,11 @@ static void feeding_does_not_matter(void **state)
 {
     (void)state;
     for (size_t i = 0; i < MX_COUNT(tinies); i++) {
-        one_tiny_model(&tinies[i], MX_KV_F16);
+        one_tiny_model(&tinies[i], MX_KV_F16, MX_ACT_16);
     }
-    one_tiny_model(&tinies[1], MX_KV_F32);
+    one_tiny_model(&tinies[1], MX_KV_F32, MX_ACT_16);
+    one_tiny_model(&tinies[1], MX_KV_F16, MX_ACT_8);
+    one_tiny_model(&tinies[2], MX_KV_F16, MX_ACT_8);
 }
 
 static void threads_and_levels_do_not_matter(void **state)
@@ -356,6 +360,35 @@ static void sorted_rows_are_the_same(void **state)
         rig_close(&joined);
         rig_close(&split);
     }
+}
+
+static void levels_do_not_matter_at_8_bits(void **state)
+{
+    (void)state;
+    static const mx_cpu_level levels[] = {MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    rig_options o = rig_default();
+    o.act_type = MX_ACT_8;
+    o.level = MX_CPU_PORTABLE;
+    rig base = rig_open_tiny(&tinies[1].spec, o);
+    reference ref = make_reference(&base, IS_SLOW_BUILD ? 80 : N_TOKENS, 8);
+    for (size_t l = 0; l < MX_COUNT(levels); l++) {
+        if (mx_kern_get(levels[l])->level == levels[l]) {
+            o.level = levels[l];
+            rig r = rig_open_tiny(&tinies[1].spec, o);
+            assert_memory_equal(&r.root, &base.root, sizeof r.root);
+            run_chunks(&r, &ref, 47, mx_cpu_level_name(levels[l]));
+            rig_close(&r);
+        }
+    }
+    o.act_type = MX_ACT_16;
+    rig fine = rig_open_tiny(&tinies[1].spec, o);
+    reference other = make_reference(&fine, 80, 8);
+    assert_memory_not_equal(&fine.root, &base.root, sizeof fine.root);
+    assert_memory_not_equal(other.logits, ref.logits, 80 * fine.n_vocab * sizeof(float));
+    mx_free(other.logits);
+    mx_free(ref.logits);
+    rig_close(&fine);
+    rig_close(&base);
 }
 
 /* The contract holds across page types only within one of them; they must differ, or the option
@@ -415,6 +448,7 @@ int main(void)
         cmocka_unit_test(feeding_does_not_matter),
         cmocka_unit_test(threads_and_levels_do_not_matter),
         cmocka_unit_test(sorted_rows_are_the_same),
+        cmocka_unit_test(levels_do_not_matter_at_8_bits),
         cmocka_unit_test(page_types_are_told_apart),
         cmocka_unit_test(default_model),
     };

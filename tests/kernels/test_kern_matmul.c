@@ -10,6 +10,7 @@
 
 typedef struct problem {
     mx_qtype type;
+    mx_act_type act;
     uint32_t n_out, n_cols, n_rows;
     uint64_t seed;
     uint8_t *file;
@@ -21,19 +22,20 @@ typedef struct problem {
     mx_act a;
 } problem;
 
-static void problem_init(problem *p, mx_qtype type, uint32_t n_out, uint32_t n_cols,
-                         uint32_t n_rows, fill weights, fill rows, uint64_t seed)
+static void problem_init(problem *p, mx_act_type act, mx_qtype type, uint32_t n_out,
+                         uint32_t n_cols, uint32_t n_rows, fill weights, fill rows, uint64_t seed)
 {
     const mx_qtype_info *info = mx_qtype_get(type);
     rng r = {seed};
-    *p = (problem){.type = type, .n_out = n_out, .n_cols = n_cols, .n_rows = n_rows, .seed = seed};
+    *p = (problem){.type = type, .act = act, .n_out = n_out, .n_cols = n_cols, .n_rows = n_rows,
+                   .seed = seed};
     const size_t blocks = (size_t)n_out * n_cols / info->block_elems;
     p->file = need(blocks * info->block_bytes);
     fill_blocks(&r, weights, type, p->file, blocks);
     p->panels = need(mx_wmat_bytes(type, n_out, n_cols));
     mx_wmat_repack(&p->w, type, n_out, n_cols, p->file, p->panels);
-    p->act_memory = need(mx_act_bytes(n_rows, n_cols));
-    mx_act_bind(&p->a, n_rows, n_cols, p->act_memory);
+    p->act_memory = need(mx_act_bytes_as(act, n_rows, n_cols));
+    mx_act_bind_as(&p->a, act, n_rows, n_cols, p->act_memory);
     p->x = need((size_t)n_rows * n_cols * sizeof(float));
     fill_floats(&r, rows, p->x, (size_t)n_rows * n_cols);
     p->scratch = need(mx_kern_matmul_scratch(&p->w));
@@ -65,14 +67,16 @@ static float transcription(const problem *p, uint32_t row, uint32_t out)
         return acc;
     }
     const uint32_t sub = (uint32_t)mx_sub_of(p->type);
-    for (uint32_t b = 0; b < p->n_cols; b += 256) {
-        const uint32_t n = p->n_cols - b < 256 ? p->n_cols - b : 256;
+    const uint32_t block = p->act == MX_ACT_8 ? 32 : 256;
+    const float most = p->act == MX_ACT_8 ? 127 : 32767;
+    for (uint32_t b = 0; b < p->n_cols; b += block) {
+        const uint32_t n = p->n_cols - b < block ? p->n_cols - b : block;
         float amax = 0;
         for (uint32_t k = 0; k < n; k++) {
             amax = fabsf(x[b + k]) > amax ? fabsf(x[b + k]) : amax;
         }
-        const float inv = amax < 0x1p-100f ? 0 : 32767 / amax;
-        const float d = amax < 0x1p-100f ? 0 : amax / 32767;
+        const float inv = amax < 0x1p-100f ? 0 : most / amax;
+        const float d = amax < 0x1p-100f ? 0 : amax / most;
         float t = 0;
         for (uint32_t s = 0; s < n; s += sub) {
             const uint32_t at = (b + s) % info->block_elems;
@@ -82,8 +86,8 @@ static float transcription(const problem *p, uint32_t row, uint32_t out)
             int64_t asum = 0;
             for (uint32_t k = 0; k < sub; k++) {
                 float v = x[b + s + k] * inv;
-                v = v > -32767 ? v : -32767;
-                v = v < 32767 ? v : 32767;
+                v = v > -most ? v : -most;
+                v = v < most ? v : most;
                 const int64_t q = (int64_t)rintf(v);
                 isum += q * mx_quant_value(p->type, blk.q[at + k]);
                 asum += q;
@@ -101,15 +105,14 @@ static float transcription(const problem *p, uint32_t row, uint32_t out)
     return acc;
 }
 
-static void portable_follows_the_document(void **state)
+static void portable_follows(mx_act_type act)
 {
-    (void)state;
     static const uint32_t widths[] = {32, 64, 96, 288, 576, 1536};
     const mx_kern *k = mx_kern_get(MX_CPU_PORTABLE);
     for (size_t t = 0; t < MX_COUNT(all_types); t++) {
         for (size_t i = 0; i < MX_COUNT(widths); i++) {
             problem p;
-            problem_init(&p, all_types[t], 5, fit_cols(all_types[t], widths[i]), FILL_KINDS,
+            problem_init(&p, act, all_types[t], 5, fit_cols(all_types[t], widths[i]), FILL_KINDS,
                          i % 2 ? FILL_NORMAL : FILL_ANY_FINITE, FILL_NORMAL, 1000 + 10 * t + i);
             for (uint32_t r = 0; r < p.n_rows; r++) { /* each row its own kind */
                 rng rg = {p.seed + r};
@@ -129,6 +132,13 @@ static void portable_follows_the_document(void **state)
     }
 }
 
+static void portable_follows_the_document(void **state)
+{
+    (void)state;
+    portable_follows(MX_ACT_16);
+    portable_follows(MX_ACT_8);
+}
+
 /* The error against exact arithmetic comes from 16-bit activations: at most half a step each. */
 static void close_to_exact(void **state)
 {
@@ -137,7 +147,7 @@ static void close_to_exact(void **state)
     for (size_t t = 0; t < MX_COUNT(all_types); t++) {
         problem p;
         const uint32_t cols = fit_cols(all_types[t], 1536);
-        problem_init(&p, all_types[t], 33, cols, 3, FILL_NORMAL, FILL_NORMAL, 77 + t);
+        problem_init(&p, MX_ACT_16, all_types[t], 33, cols, 3, FILL_NORMAL, FILL_NORMAL, 77 + t);
         assert_true(k->act_quantize(&p.a, p.x, cols, 0, 3));
         float y[3 * 33];
         k->matmul(&p.w, &p.a, 3, y, 33, 0, p.w.n_panels, p.scratch);
@@ -168,6 +178,14 @@ static void check_act_same(const mx_act *a, const mx_act *b, uint64_t seed)
 {
     for (size_t r = 0; r < a->max_rows; r++) {
         assert_memory_equal(a->q + r * a->q_stride, b->q + r * b->q_stride, a->q_stride * 2);
+        for (size_t i = 0; a->type == MX_ACT_8 && i < a->q_stride; i++) {
+            static const uint8_t order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+            const int q = a->q[r * a->q_stride + i / 8 * 8 + order[i % 8]];
+            assert_int_equal(b->q8[r * a->q_stride + i], q);
+            assert_int_equal(b->q8_biased[r * a->q_stride + i], q + 128);
+        }
+        check_same(a->sum32 + r * a->n_sums32, b->sum32 + r * b->n_sums32, a->n_sums32, "sum32",
+                   seed);
         check_same(a->scale + r * a->n_blocks, b->scale + r * b->n_blocks, a->n_blocks, "scale",
                    seed);
         check_same(a->sum + r * a->n_sums, b->sum + r * b->n_sums, a->n_sums, "sum", seed);
@@ -185,9 +203,9 @@ static void compare_level(const mx_kern *k, problem *p)
     assert_true(ref->act_quantize(&p->a, p->x, p->n_cols, 0, p->n_rows));
     ref->matmul(&p->w, &p->a, p->n_rows, want, p->n_out, 0, p->w.n_panels, p->scratch);
 
-    void *memory = need(mx_act_bytes(p->n_rows, p->n_cols));
+    void *memory = need(mx_act_bytes_as(p->act, p->n_rows, p->n_cols));
     mx_act a;
-    mx_act_bind(&a, p->n_rows, p->n_cols, memory);
+    mx_act_bind_as(&a, p->act, p->n_rows, p->n_cols, memory);
     const uint32_t cut = p->n_rows / 2;
     assert_true(k->act_quantize(&a, p->x, p->n_cols, 0, cut));
     assert_true(k->act_quantize(&a, p->x + (size_t)cut * p->n_cols, p->n_cols, cut, p->n_rows));
@@ -208,7 +226,7 @@ static void compare_level(const mx_kern *k, problem *p)
     mx_free(memory);
 }
 
-static void levels_equal(mx_cpu_level level)
+static void levels_equal_as(mx_cpu_level level, mx_act_type act)
 {
     static const uint32_t widths[] = {32, 64, 96, 256, 320, 576, 1536};
     const mx_kern *k = level_or_null(level);
@@ -220,7 +238,7 @@ static void levels_equal(mx_cpu_level level)
             const uint64_t seed = 5000 + 100 * t + i;
             const uint32_t rows = widths[i] == 576 ? 70 : 1 + (uint32_t)(seed % 23);
             problem p;
-            problem_init(&p, all_types[t], 1 + (uint32_t)(seed * 7 % 50),
+            problem_init(&p, act, all_types[t], 1 + (uint32_t)(seed * 7 % 50),
                          fit_cols(all_types[t], widths[i]), rows, (fill)(i % FILL_KINDS),
                          i % 3 == 0 ? FILL_OUTLIER : FILL_NORMAL, seed);
             for (uint32_t r = 0; r < rows; r++) {
@@ -233,6 +251,12 @@ static void levels_equal(mx_cpu_level level)
     }
 }
 
+static void levels_equal(mx_cpu_level level)
+{
+    levels_equal_as(level, MX_ACT_16);
+    levels_equal_as(level, MX_ACT_8);
+}
+
 LEVEL_TEST_FNS
 
 /* More rows than one expansion serves. */
@@ -241,7 +265,7 @@ static void many_rows(void **state)
     (void)state;
     const mx_kern *k = mx_kern_get(mx_cpu_best());
     problem p;
-    problem_init(&p, MX_Q4_1, 20, 288, 300, FILL_NORMAL, FILL_NORMAL, 9);
+    problem_init(&p, MX_ACT_16, MX_Q4_1, 20, 288, 300, FILL_NORMAL, FILL_NORMAL, 9);
     assert_true(k->act_quantize(&p.a, p.x, p.n_cols, 0, p.n_rows));
     float *all = need(300 * 20 * sizeof *all);
     float one[20];
@@ -264,13 +288,15 @@ static void extreme_integers_fit(void **state)
     (void)state;
     /* all quants and activations at their limits, of one sign: the largest integer sums */
     static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, VECTOR_LEVELS};
+    enum { ROWS = 13 };
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
         const mx_kern *k = level_or_null(levels[l]);
         for (size_t t = 0; k != NULL && t < MX_COUNT(all_types); t++) {
-            for (int kind = 0; kind < 4; kind++) {
+            for (int kind = 0; kind < 8; kind++) {
                 problem p;
                 const uint32_t cols = fit_cols(all_types[t], 256);
-                problem_init(&p, all_types[t], 16, cols, 3, FILL_NORMAL, FILL_ZERO, 3);
+                problem_init(&p, kind & 4 ? MX_ACT_8 : MX_ACT_16, all_types[t], 16, cols, ROWS,
+                             FILL_NORMAL, FILL_ZERO, 3);
                 const mx_qtype_info *info = mx_qtype_get(p.type);
                 int at[3];
                 half_offsets(p.type, at);
@@ -287,15 +313,15 @@ static void extreme_integers_fit(void **state)
                     }
                 }
                 mx_wmat_repack(&p.w, p.type, 16, cols, p.file, p.panels);
-                for (uint32_t i = 0; i < 3 * cols; i++) {
+                for (uint32_t i = 0; i < ROWS * cols; i++) {
                     p.x[i] = kind & 2 ? -1.0f : 1.0f;
                 }
-                assert_true(k->act_quantize(&p.a, p.x, cols, 0, 3));
-                float y[3 * 16];
-                for (uint32_t rows = 1; rows <= 3; rows += 2) {
+                assert_true(k->act_quantize(&p.a, p.x, cols, 0, ROWS));
+                float y[ROWS * 16];
+                for (uint32_t rows = 1; rows <= ROWS; rows += 12) { /* both ways to unpack */
                     k->matmul(&p.w, &p.a, rows, y, 16, 0, 1, p.scratch);
                     const float want = transcription(&p, 0, 7);
-                    check_same(&want, &y[7], 1, info->name, (uint64_t)kind);
+                    check_same(&want, &y[(rows - 1) * 16 + 7], 1, info->name, (uint64_t)kind);
                 }
                 problem_free(&p);
             }
