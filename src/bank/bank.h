@@ -128,7 +128,8 @@ typedef void mx_bank_boundary_fn(void *arg, size_t n_tokens, mx_kvstate *state,
 void mx_bank_boundaries(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
                         mx_bank_boundary_fn *fn, void *arg);
 
-/* Frees pages leaf first, least valuable first (value = time to recompute x decayed uses / bytes),
+/* Frees pages leaf first, least valuable first (value = time to recompute x decayed uses / bytes,
+ * where what is recomputed is all that only this leaf leads to),
  * until the pool can hand out n_pages or nothing more can go. Returns how many pages became
  * free. With states: pages that lead to no boundary go first; then the boundary whose loss costs
  * least goes, with its state (which counts as several pages). It costs the tokens from the boundary

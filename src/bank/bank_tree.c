@@ -236,9 +236,28 @@ mx_bank_node *mx_leaf_pop(mx_bank *b)
     return node;
 }
 
-/* Value of a leaf = time to recompute it x decayed uses / bytes. All uses decay at the same rate,
- * so the order of two leaves does not change while time passes; with logarithms and the time of a
- * use added instead of the age subtracted, a value can be computed once and kept in a heap. */
+/* Tokens of the path that nothing but this leaf needs: from the last branching on. Counted up to a
+ * bound, behind which twice as much is no reason any more, so that a walk stays short. */
+static size_t run_tokens(const mx_bank_node *leaf)
+{
+    enum { MAX_PAGES = 512 };
+    size_t n = leaf->n_rows;
+    for (int i = 0; i < MAX_PAGES && leaf->parent->page != NULL && leaf->parent->n_children == 1; i++)
+    {
+        leaf = leaf->parent;
+        n += leaf->n_rows;
+    }
+    return n;
+}
+
+/* Value of a leaf = time to recompute x decayed uses / bytes. All uses decay at the same rate, so
+ * the order of two leaves does not change while time passes; with logarithms and the time of a use
+ * added instead of the age subtracted, a value can be computed once and kept in a heap.
+ *
+ * What is recomputed is not the leaf's rows alone but all that only this leaf leads to: eviction that
+ * has begun at the end of a run goes on along it, and per row a run of 6,000 tokens would be worth
+ * what a page of any small request is, so that age alone would decide
+ * (docs/decisions/0010-eviction-value.md). A stem that other branches hold does not count. */
 static double value_of(const mx_bank *b, const mx_bank_node *node)
 {
     if (mx_bank_has_states(b)) {
@@ -252,7 +271,7 @@ static double value_of(const mx_bank *b, const mx_bank_node *node)
         n_bytes += mx_entry_bytes(b, e);
     }
     double us = b->cfg.us_per_token > 0 ? b->cfg.us_per_token : 1.0;
-    return node->use_log2 + log2(us * node->n_rows / (double)n_bytes);
+    return node->use_log2 + log2(us * (double)run_tokens(node) / (double)n_bytes);
 }
 
 void mx_leaf_push(mx_bank *b, mx_bank_node *node)
@@ -269,6 +288,15 @@ void mx_node_revalue(mx_bank *b, mx_bank_node *node)
         leaf_remove(b, node);
         mx_leaf_push(b, node);
     }
+}
+
+/* A node has one child more than one, or one again: the run of the other child is another now. */
+static void revalue_run(mx_bank *b, mx_bank_node *node)
+{
+    while (node->n_children == 1) {
+        node = node->children[0];
+    }
+    mx_node_revalue(b, node);
 }
 
 /* use_log2 = log2(uses, each halved per half-life since) + now / half-life. */
@@ -376,6 +404,9 @@ mx_err mx_node_add(mx_bank *b, mx_bank_node *at, mx_page *page, uint32_t n_rows,
     leaf_remove(b, at);
     mx_leaf_push(b, node);
     mx_node_touch(b, node);
+    if (at->n_children == 2 && at->parent != NULL) {
+        revalue_run(b, at->children[1 - i]);
+    }
     if (i + 1 < at->n_children) {
         mx_bank_node *right = at->children[i + 1];
         uint32_t c = mx_tokens_common(page->tokens, n_rows, right->page->tokens, right->n_rows);
@@ -456,6 +487,9 @@ void mx_node_drop(mx_bank *b, mx_bank_node *node)
     mx_page_unref(b->pool, node->page);
     mx_free(node->children);
     mx_free(node);
+    if (at->n_children == 1 && at->parent != NULL) {
+        revalue_run(b, at);
+    }
     if (at->n_children > 0) {
         return;
     }
