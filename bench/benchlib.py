@@ -52,14 +52,14 @@ def median(values):
 
 class Server:
     """A server as a child process, ready when /health says 200; start_s is how long that took.
-    `command` gets the port with {port} in it."""
+    `command` gets the port with {port} in it. cwd: for servers that leave files where they stand."""
 
-    def __init__(self, command, home, timeout_s=120):
+    def __init__(self, command, home, timeout_s=120, cwd=None):
         self.port = free_port()
         self.log = open(os.path.join(home, "server.log"), "ab")
         begin = time.perf_counter()
         self.process = subprocess.Popen([c.format(port=self.port) for c in command],
-                                        env=dict(os.environ, HOME=home), stdout=self.log,
+                                        env=dict(os.environ, HOME=home), cwd=cwd, stdout=self.log,
                                         stderr=self.log)
         while True:
             try:
