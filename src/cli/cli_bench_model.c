@@ -54,6 +54,7 @@ typedef struct bench {
     float *hidden, *logits;
     series prompt, decode;
     work w;
+    const mx_roof_family *roof_family; /* what the matrices are multiplied with */
 } bench;
 
 /* ---- one pass ------------------------------------------------------------------------------- */
@@ -260,7 +261,7 @@ static mx_err count_work(const char *path, const mx_model_config *mc, work *w, m
 static void show_prompt(bench *b, double roof)
 {
     const mx_bench_settings *s = b->s;
-    const mx_roof_family *f = mx_roof_of_level(mx_model_kern(b->model)->level);
+    const mx_roof_family *f = b->roof_family;
     double rate = median(b->prompt.rates, s->repeat);
     double macs = rate * (b->w.macs + b->w.head_macs / (double)s->prompt);
     if (s->json) {
@@ -312,8 +313,9 @@ static mx_err show(bench *b, const char *path, double load_s, mx_errbuf *eb)
     const mx_kern *k = mx_model_kern(b->model);
     double roof = 0, dram[2] = {0, 0};
     MX_TRY(count_work(path, b->mc, &b->w, eb));
+    b->roof_family = mx_roof_of_level(k->level, (mx_act_type)s->act_type);
     if (!s->no_roof) {
-        roof = mx_roof_macs(mx_roof_of_level(k->level), (unsigned)s->threads, 0.3);
+        roof = mx_roof_macs(b->roof_family, (unsigned)s->threads, 0.3);
         MX_TRY(mx_roof_dram(dram, (unsigned)s->threads, mx_roof_dram_bytes(), 5, eb));
     }
     char name[128];

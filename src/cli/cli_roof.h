@@ -14,7 +14,7 @@
 #include "kernels/kern.h"
 
 typedef struct mx_roof_family {
-    const char *name;     /* "i16 vpmaddwd 256" */
+    const char *name;     /* "i16 x i16 vpmaddwd 256" */
     mx_cpu_level level;   /* of the kernels that could use it */
     unsigned macs;        /* multiply-accumulates per round */
     bool (*is_there)(void);
@@ -22,8 +22,8 @@ typedef struct mx_roof_family {
 } mx_roof_family;
 
 const mx_roof_family *mx_roof_families(size_t *n);
-/* The one that the kernels of this level multiply 16-bit activations with. */
-const mx_roof_family *mx_roof_of_level(mx_cpu_level level);
+/* The one that the kernels of this level multiply such activations with. */
+const mx_roof_family *mx_roof_of_level(mx_cpu_level level, mx_act_type act);
 
 /* Multiply-accumulates per second of n_threads (at least 1) together, at their best of many short
  * slices within `seconds`. 0: a thread could not be started. */

@@ -157,13 +157,13 @@ LOOP(run_sdot, INTS, SDOT)
 
 #endif
 
-/* Of each level, the one for 16-bit activations comes first. */
+/* Of each level, and each number of bits, the one that the kernels use comes first. */
 static const mx_roof_family families[] = {
     {"i16 x i16 plain C", MX_CPU_PORTABLE, 64, always, run_portable},
 #if defined(__x86_64__)
     {"i16 x i16 vpmaddwd 256", MX_CPU_AVX2, 12 * 16, has_avx2, run_maddwd_y},
-    {"u8 x s8 vpmaddubsw+vpmaddwd 256", MX_CPU_AVX2, 12 * 32, has_avx2, run_maddubs_y},
     {"u4 x s8 vpmaddubsw+vpaddw 256", MX_CPU_AVX2, 12 * 32, has_avx2, run_maddubs4_y},
+    {"u8 x s8 vpmaddubsw+vpmaddwd 256", MX_CPU_AVX2, 12 * 32, has_avx2, run_maddubs_y},
     {"f32 vfmadd 256", MX_CPU_AVX2, 12 * 8, has_avx2, run_fma_y},
     {"i16 x i16 vpdpwssd 256", MX_CPU_AVX2, 12 * 16, has_avx_vnni, run_wssd_y},
     {"u8 x s8 vpdpbusd 256", MX_CPU_AVX2, 12 * 32, has_avx_vnni, run_busd_y},
@@ -186,10 +186,12 @@ const mx_roof_family *mx_roof_families(size_t *n)
     return families;
 }
 
-const mx_roof_family *mx_roof_of_level(mx_cpu_level level)
+const mx_roof_family *mx_roof_of_level(mx_cpu_level level, mx_act_type act)
 {
+    const char *operand = act == MX_ACT_8 ? " x s8 " : " x i16 ";
     for (size_t i = 0; i < MX_COUNT(families); i++) {
-        if (families[i].level == level && families[i].is_there()) {
+        bool is_kind = level == MX_CPU_PORTABLE || strstr(families[i].name, operand) != NULL;
+        if (families[i].level == level && is_kind && families[i].is_there()) {
             return &families[i];
         }
     }

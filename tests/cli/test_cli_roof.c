@@ -39,8 +39,11 @@ static void a_level_has_its_roof(void **state)
 {
     (void)state;
     for (int level = MX_CPU_PORTABLE; level <= MX_CPU_NEON; level++) {
-        const mx_roof_family *f = mx_roof_of_level((mx_cpu_level)level);
-        assert_true(f->is_there());
+        const mx_roof_family *f = mx_roof_of_level((mx_cpu_level)level, MX_ACT_16);
+        const mx_roof_family *f8 = mx_roof_of_level((mx_cpu_level)level, MX_ACT_8);
+        assert_true(f->is_there() && f8->is_there());
+        assert_true(f == f8 || strstr(f8->name, "x s8") != NULL);
+        assert_true(f8->level == f->level);
         bool is_own = mx_kern_get((mx_cpu_level)level)->level == (mx_cpu_level)level;
         assert_int_equal(f->level, is_own ? (mx_cpu_level)level : MX_CPU_PORTABLE);
         assert_non_null(strstr(f->name, "i16"));
