@@ -2,7 +2,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Speed of the kernels on one core, per level: GMAC/s of a prefill (512 rows) and GB/s of packed
- * weights in decode (1, 2, 4 rows) for each type; attention in GMAC/s; conversions in ns.
+ * weights in decode (1, 2, 4 rows) for each type; conversions in ns. bench_attn has attention.
  * Time is the thread's CPU time, best of some repetitions, so that neighbours disturb little.
  *
  *   bench_kern [LEVEL] [TYPE] [BITS]      e.g. bench_kern avx2 Q4_1 8 (bits of the activations)
@@ -117,68 +117,6 @@ static void bench_matmul(const mx_kern *k, mx_qtype type)
     fflush(stdout);
 }
 
-static void bench_attention(const mx_kern *k, mx_kv_type type, uint32_t head_dim, uint32_t tokens,
-                            uint32_t heads, uint32_t depth)
-{
-    const uint32_t n = tokens * heads;
-    const uint32_t pages = depth / MX_PAGE_TOKENS;
-    const size_t tile = mx_kv_tile_bytes(type, head_dim);
-    uint8_t *memory = need(2 * pages * tile);
-    const uint8_t **tiles = need(2 * pages * sizeof *tiles);
-    for (uint32_t p = 0; p < 2 * pages; p++) {
-        tiles[p] = memory + p * tile;
-    }
-    float *kv = need(2 * head_dim * sizeof *kv);
-    bool ok = true;
-    for (uint32_t t = 0; t < depth; t++) {
-        fill(kv, 2 * head_dim);
-        const uint32_t p = t / MX_PAGE_TOKENS;
-        ok = k->kv_store(type, memory + p * tile, memory + (pages + p) * tile, head_dim,
-                         t % MX_PAGE_TOKENS, kv, kv + head_dim) && ok;
-    }
-    float *q = need((size_t)n * head_dim * sizeof *q);
-    float *out = need((size_t)n * head_dim * sizeof *out);
-    fill(q, (size_t)n * head_dim);
-    const float **q_rows = need(n * sizeof *q_rows);
-    float **out_rows = need(n * sizeof *out_rows);
-    uint32_t *n_valid = need(n * sizeof *n_valid);
-    double macs = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        q_rows[i] = q + (size_t)i * head_dim;
-        out_rows[i] = out + (size_t)i * head_dim;
-        n_valid[i] = depth - tokens + 1 + i / heads;
-        macs += 2.0 * n_valid[i] * head_dim;
-    }
-    const mx_attn_args args = {
-        .kv_type = type, .head_dim = head_dim, .n_queries = n, .q = q_rows, .out = out_rows,
-        .n_valid = n_valid, .k_tiles = tiles, .v_tiles = tiles + pages, .scale = 0.125f,
-        .scratch = need(k->attn_scratch_floats(head_dim, n) * sizeof(float)),
-    };
-    double best = 1e9;
-    for (int i = 0; i < REPETITIONS; i++) {
-        const double t = now();
-        k->attention(&args);
-        const double spent = now() - t;
-        best = spent < best ? spent : best;
-    }
-    printf("%-9s attention %s head %3u, %2u tokens x %u heads at %u: %6.1f GMAC/s, %5.2f GB/s\n",
-           k->name, type == MX_KV_F16 ? "f16" : "f32", head_dim, tokens, heads, depth,
-           macs / best * 1e-9, 2.0 * pages * (double)tile / best * 1e-9);
-    fflush(stdout);
-    mx_free(memory);
-    mx_free(tiles);
-    mx_free(kv);
-    mx_free(q);
-    mx_free(out);
-    mx_free(q_rows);
-    mx_free(out_rows);
-    mx_free(n_valid);
-    mx_free(args.scratch);
-    if (!ok) {
-        exit(1);
-    }
-}
-
 /* The recurrence of one head of 128 over some tokens; for a single one in a state of 16 heads x 18
  * layers, which no cache close to the core holds. */
 static void bench_gdn(const mx_kern *k, uint32_t n_rows)
@@ -271,11 +209,6 @@ int main(int argc, char **argv)
             }
         }
         if (argc < 3) {
-            bench_attention(k, MX_KV_F16, 64, 1, 3, 2048);
-            bench_attention(k, MX_KV_F16, 128, 1, 2, 2048);
-            bench_attention(k, MX_KV_F16, 64, 64, 3, 2048);
-            bench_attention(k, MX_KV_F16, 128, 64, 2, 2048);
-            bench_attention(k, MX_KV_F32, 64, 64, 3, 2048);
             bench_vectors(k);
             bench_gdn(k, 512);
             bench_gdn(k, 1);

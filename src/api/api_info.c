@@ -141,7 +141,7 @@ static void info_model(mx_api *a, mx_buf *b)
                   "\"n_vocab\":%u,\"n_ctx_train\":%u,\"n_ctx\":%zu,\"kv_type\":\"%s\"",
                   (unsigned long long)c->n_params, (unsigned long long)c->file_bytes, c->n_layers,
                   c->n_embd, c->n_vocab, c->n_ctx_train, mx_engine_max_tokens(a->engine),
-                  kv->type == MX_KV_F16 ? "f16" : "f32");
+                  mx_kv_type_name(kv->type));
     mx_buf_printf(b, ",\"chat_template\":%s", a->template != NULL ? "\"model\"" : "null");
     if (a->template_error[0] != '\0') {
         mx_buf_char(b, ',');

@@ -151,6 +151,7 @@ uint16_t mx_disk_kv_type(mx_kv_type type)
     switch (type) {
     case MX_KV_F16: return MX_DISK_TYPE_F16;
     case MX_KV_F32: return MX_DISK_TYPE_F32;
+    case MX_KV_Q8: return MX_DISK_TYPE_Q8;
     }
     assert(false && "unknown KV type");
     return 0;

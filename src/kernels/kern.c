@@ -24,6 +24,11 @@ static const struct {
     {MX_CPU_NEON, "neon"},
 };
 
+const char *mx_kv_type_name(mx_kv_type type)
+{
+    return type == MX_KV_F16 ? "f16" : type == MX_KV_F32 ? "f32" : "q8";
+}
+
 #if defined(MX_HAVE_X86)
 
 static uint64_t xcr0(void)

@@ -18,6 +18,7 @@
 
 enum {
     MX_PAGE_TOKENS = 64, /* tokens in a KV page; also the attention step */
+    MX_ATTN_SPAN = 512,  /* tokens of a sequence that attention sums up by themselves */
     MX_PANEL_ROWS = 16,  /* weight rows that are computed together, one lane each */
     MX_SUB_BLOCK = 32,   /* most products in one integer sum */
     MX_ACT_BLOCK = 256,  /* activations that share one 16-bit scale; a row's last may be short */
@@ -25,7 +26,7 @@ enum {
 
 typedef enum mx_cpu_level { MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON } mx_cpu_level;
 
-typedef enum mx_kv_type { MX_KV_F16, MX_KV_F32 } mx_kv_type;
+typedef enum mx_kv_type { MX_KV_F16, MX_KV_F32, MX_KV_Q8 } mx_kv_type;
 
 /* ---- weights ---------------------------------------------------------------------------------- */
 
@@ -116,11 +117,26 @@ void mx_rope_rows(const mx_rope_params *p, uint32_t first, uint32_t n_pos, float
 
 /* One KV head of one layer in one page: K transposed so that a lane is a token, V by rows.
  *   K tile [head_dim][MX_PAGE_TOKENS]     V tile [MX_PAGE_TOKENS][head_dim]
- * f16 (IEEE half) by default, f32 as the reference option. */
+ * f16 (IEEE half) by default, f32 as the reference option; q8 (i8) to halve the memory: there each
+ * tile ends with one f32 scale per token, [MX_PAGE_TOKENS]. */
+MX_INLINE size_t mx_kv_elem_bytes(mx_kv_type type)
+{
+    return type == MX_KV_F16 ? 2 : type == MX_KV_F32 ? 4 : 1;
+}
+
+/* Bytes of a tile behind the elements for each token. */
+MX_INLINE size_t mx_kv_scale_bytes(mx_kv_type type)
+{
+    return type == MX_KV_Q8 ? sizeof(float) : 0;
+}
+
 MX_INLINE size_t mx_kv_tile_bytes(mx_kv_type type, uint32_t head_dim)
 {
-    return (size_t)head_dim * MX_PAGE_TOKENS * (type == MX_KV_F16 ? 2 : 4);
+    return MX_PAGE_TOKENS * (head_dim * mx_kv_elem_bytes(type) + mx_kv_scale_bytes(type));
 }
+
+/* "f16", "f32", "q8" */
+const char *mx_kv_type_name(mx_kv_type type);
 
 typedef struct mx_attn_args {
     mx_kv_type kv_type;
@@ -135,6 +151,12 @@ typedef struct mx_attn_args {
     float scale;                   /* applied to the scores */
     float *scratch;                /* mx_kern.attn_scratch_floats(head_dim, n_queries) */
 } mx_attn_args;
+
+/* Floats of a part: the accumulators, the maximum, the sum. */
+MX_INLINE size_t mx_attn_part_floats(uint32_t head_dim)
+{
+    return mx_round_up((size_t)head_dim + 2, 16);
+}
 
 /* ---- the table -------------------------------------------------------------------------------- */
 
@@ -189,6 +211,13 @@ typedef struct mx_kern {
 
     /* Causal attention of some query rows of one KV head. */
     void (*attention)(const mx_attn_args *args);
+    /* The same in parts, for several threads: attention_span looks at the tokens of one span only
+     * (span * MX_ATTN_SPAN on) and leaves mx_attn_part_floats(head_dim) floats in each out row;
+     * attention_merge makes the result from the parts of one row, in ascending order, `stride`
+     * floats apart. All spans of which the row sees something must be there; others may be. */
+    void (*attention_span)(const mx_attn_args *args, uint32_t span);
+    void (*attention_merge)(float *out, const float *parts, size_t stride, uint32_t n_parts,
+                            uint32_t head_dim);
     size_t (*attn_scratch_floats)(uint32_t head_dim, uint32_t n_queries);
 
     void (*silu_mul)(float *y, const float *gate, const float *up, size_t n); /* y = silu(gate)*up */
@@ -230,8 +259,8 @@ void mx_kern_thread_init(void);
 
 /* The name of the numerics and the hash of a self-test run through `k`; equal on all levels. Takes
  * a few milliseconds. */
-#define MX_NUMERICS_NAME "mx1-a16"
-#define MX_NUMERICS_NAME_8 "mx1-a8"
+#define MX_NUMERICS_NAME "mx2-a16"
+#define MX_NUMERICS_NAME_8 "mx2-a8"
 const char *mx_numerics_name(mx_act_type type);
 mx_hash256 mx_kern_numerics_id(const mx_kern *k); /* MX_ACT_16 */
 mx_hash256 mx_kern_numerics_id_8(const mx_kern *k);

@@ -264,6 +264,36 @@ static bool act_quantize(mx_act *a, const float *x, size_t ldx, uint32_t row0, u
 
 /* ---- KV rows ---------------------------------------------------------------------------------- */
 
+/* One row of a tile in q8: dimension d of slot goes to tile[d * d_step + slot * slot_step]. */
+static bool store_q8(int8_t *tile, size_t d_step, size_t slot_step, uint32_t head_dim,
+                     uint32_t slot, const float *x)
+{
+    v16i m = vi_set1(0);
+    for (uint32_t d = 0; d < head_dim; d += 16) {
+        m = vi_max(m, magnitude(load_n(x + d, head_dim - d)));
+    }
+    const int32_t amax_bits = vi_tree_max(m);
+    const float amax = mx_f32_of_bits((uint32_t)amax_bits);
+    const bool is_finite = amax_bits < 0x7f800000;
+    const bool is_zero = !is_finite || amax < 0x1p-100f;
+    const float scale = is_zero ? 0 : amax / 127.0f;
+    const v16f inv = vf_set1(is_zero ? 0 : 127.0f / amax);
+    memcpy(tile + (size_t)head_dim * MX_PAGE_TOKENS + slot * sizeof scale, &scale, sizeof scale);
+    for (uint32_t d = 0; d < head_dim; d += 16) {
+        const uint32_t n = head_dim - d < 16 ? head_dim - d : 16;
+        int16_t q[16] = {0};
+        if (!is_zero) {
+            v16f v = vf_mul(load_n(x + d, n), inv);
+            v = vf_min(vf_max(v, vf_set1(-127.0f)), vf_set1(127.0f));
+            vi_store_i16(q, vf_to_int(v));
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            tile[(d + i) * d_step + slot * slot_step] = (int8_t)q[i];
+        }
+    }
+    return is_finite;
+}
+
 static bool kv_store(mx_kv_type type, uint8_t *k_tile, uint8_t *v_tile, uint32_t head_dim,
                      uint32_t slot, const float *k, const float *v)
 {
@@ -275,6 +305,10 @@ static bool kv_store(mx_kv_type type, uint8_t *k_tile, uint8_t *v_tile, uint32_t
         }
         memcpy(v_tile + (size_t)slot * head_dim * 4, v, head_dim * sizeof *v);
         return all_finite(k, head_dim) && all_finite(v, head_dim);
+    }
+    if (type == MX_KV_Q8) {
+        return store_q8((int8_t *)k_tile, MX_PAGE_TOKENS, 1, head_dim, slot, k) &
+               store_q8((int8_t *)v_tile, 1, head_dim, head_dim, slot, v);
     }
     uint16_t *kt = (uint16_t *)(void *)k_tile + slot;
     uint16_t *vt = (uint16_t *)(void *)v_tile + (size_t)slot * head_dim;
@@ -305,7 +339,8 @@ static bool kv_store(mx_kv_type type, uint8_t *k_tile, uint8_t *v_tile, uint32_t
     {                                                                                              \
         .level = (lvl), .name = (text), .rmsnorm = rmsnorm, .act_quantize = act_quantize,          \
         .matmul = matmul, .wmat_row = mx_wmat_row_portable, .rope = rope, .kv_store = kv_store,    \
-        .attention = attention, .attn_scratch_floats = attn_scratch_floats,                        \
+        .attention = attention, .attention_span = attention_span,                                  \
+        .attention_merge = attention_merge, .attn_scratch_floats = attn_scratch_floats,            \
         .silu_mul = silu_mul, .add = add, .all_finite = all_finite, .gelu_mul = gelu_mul,          \
         .scale = scale, .add_scaled = add_scaled, .softmax = softmax, .sigmoid = sigmoid,          \
         .sigmoid_mul = sigmoid_mul, .l2norm = l2norm, .gdn_decay = gdn_decay,                      \

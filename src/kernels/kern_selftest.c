@@ -131,8 +131,8 @@ typedef struct attn_space {
     float q[QUERIES][HEAD_DIM];
     float out[QUERIES][HEAD_DIM];
     float kv[2][HEAD_DIM];
-    uint8_t tiles[2][PAGES][MX_PAGE_TOKENS * HEAD_DIM * 4];
-    float scratch[QUERIES * (17 + HEAD_DIM) + 2 * HEAD_DIM * MX_PAGE_TOKENS];
+    _Alignas(64) uint8_t tiles[2][PAGES][MX_PAGE_TOKENS * HEAD_DIM * 4];
+    _Alignas(64) float scratch[16 + QUERIES * (19 + HEAD_DIM) + (QUERIES + 4 * 16) * MX_PAGE_TOKENS];
 } attn_space;
 
 static MX_NOINLINE void test_attention(chain *c, const mx_kern *k, mx_kv_type type,
@@ -166,6 +166,48 @@ static MX_NOINLINE void test_attention(chain *c, const mx_kern *k, mx_kv_type ty
     };
     k->attention(&args);
     absorb(c, s.out, n_queries * sizeof s.out[0]);
+}
+
+/* Beyond one span: the two pages again and again. Then the same in parts. */
+static MX_NOINLINE void test_spans(chain *c, const mx_kern *k, mx_kv_type type)
+{
+    enum { LONG_PAGES = 2 * MX_ATTN_SPAN / MX_PAGE_TOKENS + 1, SPANS = 3, PART = HEAD_DIM + 16 };
+    static const uint32_t n_valid[2] = {2 * MX_ATTN_SPAN + 3, MX_ATTN_SPAN + 1};
+    static const uint32_t first_valid[2] = {0, MX_ATTN_SPAN};
+    attn_space s;
+    float parts[2][SPANS][PART];
+    assert(mx_attn_part_floats(HEAD_DIM) == PART);
+    for (uint32_t t = 0; t < PAGES * MX_PAGE_TOKENS; t++) {
+        fill_floats(c, s.kv[0], 2 * HEAD_DIM);
+        const uint32_t page = t / MX_PAGE_TOKENS;
+        (void)k->kv_store(type, s.tiles[0][page], s.tiles[1][page], HEAD_DIM, t % MX_PAGE_TOKENS,
+                          s.kv[0], s.kv[1]);
+    }
+    const uint8_t *k_tiles[LONG_PAGES];
+    const uint8_t *v_tiles[LONG_PAGES];
+    for (int i = 0; i < LONG_PAGES; i++) {
+        k_tiles[i] = s.tiles[0][i % PAGES];
+        v_tiles[i] = s.tiles[1][i % PAGES];
+    }
+    fill_floats(c, s.q[0], 2 * HEAD_DIM);
+    const float *const q[2] = {s.q[0], s.q[1]};
+    float *out[2] = {s.out[0], s.out[1]};
+    mx_attn_args args = {
+        .kv_type = type, .head_dim = HEAD_DIM, .n_queries = 2, .q = q, .out = out,
+        .n_valid = n_valid, .first_valid = first_valid, .k_tiles = k_tiles, .v_tiles = v_tiles,
+        .scale = 3.0f, .scratch = s.scratch,
+    };
+    k->attention(&args);
+    absorb(c, s.out, 2 * sizeof s.out[0]);
+    for (uint32_t span = 0; span < SPANS; span++) {
+        out[0] = parts[0][span];
+        out[1] = parts[1][span];
+        k->attention_span(&args, span);
+    }
+    for (int i = 0; i < 2; i++) {
+        k->attention_merge(s.out[i], parts[i][0], PART, SPANS, HEAD_DIM);
+    }
+    absorb(c, s.out, 2 * sizeof s.out[0]);
 }
 
 static MX_NOINLINE void test_vectors(chain *c, const mx_kern *k)
@@ -214,7 +256,11 @@ static mx_hash256 numerics_id(const mx_kern *k, mx_act_type act, const char *nam
     for (uint32_t n = 1; n <= QUERIES; n++) {
         test_attention(&c, k, MX_KV_F16, n);
         test_attention(&c, k, MX_KV_F32, n);
+        test_attention(&c, k, MX_KV_Q8, n);
     }
+    test_spans(&c, k, MX_KV_F16);
+    test_spans(&c, k, MX_KV_F32);
+    test_spans(&c, k, MX_KV_Q8);
     test_vectors(&c, k);
     return c.digest;
 }

@@ -28,6 +28,7 @@ enum {
     VEC_WIDE_1 = 4, /* 8 accumulators cover the latency of two FMA units */
     VEC_WIDE_2 = 2,
     VEC_WIDE_4 = 1,
+    VEC_PANEL = 1,
 };
 
 /* 8 sums of 8 lanes; more would not fit the registers beside the rest */
@@ -250,6 +251,11 @@ MX_INLINE v16f vf_keep(v16f v, int lo, int hi, v16f other)
     const __m256i kb = _mm256_and_si256(_mm256_cmpgt_epi32(j, from), _mm256_cmpgt_epi32(to, j));
     return (v16f){_mm256_blendv_ps(other.a, v.a, _mm256_castsi256_ps(ka)),
                   _mm256_blendv_ps(other.b, v.b, _mm256_castsi256_ps(kb))};
+}
+
+MX_INLINE float vf_first(v16f v)
+{
+    return _mm256_cvtss_f32(v.a);
 }
 
 MX_INLINE float vf_tree_sum(v16f v)

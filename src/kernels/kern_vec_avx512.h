@@ -28,6 +28,7 @@ enum {
     VEC_WIDE_1 = 4,
     VEC_WIDE_2 = 4,
     VEC_WIDE_4 = 4,
+    VEC_PANEL = 2,
 };
 
 /* 8 sums of 16 lanes */
@@ -237,6 +238,17 @@ MX_INLINE v16f vf_keep(v16f v, int lo, int hi, v16f other)
     const __mmask16 from = _mm512_cmpge_epi32_mask(i, _mm512_set1_epi32(lo));
     const __mmask16 keep = _mm512_mask_cmplt_epi32_mask(from, i, _mm512_set1_epi32(hi));
     return (v16f){_mm512_mask_blend_ps(keep, other.v, v.v)};
+}
+
+#define VEC_HAS_SCALE 1
+MX_INLINE v16f vf_scale(v16f p, v16f k)
+{
+    return (v16f){_mm512_scalef_ps(p.v, k.v)};
+}
+
+MX_INLINE float vf_first(v16f v)
+{
+    return _mm512_cvtss_f32(v.v);
 }
 
 MX_INLINE float vf_tree_sum(v16f v)

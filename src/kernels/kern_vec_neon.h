@@ -31,6 +31,7 @@ enum {
     VEC_WIDE_1 = 2, /* 8 accumulators cover the latency of two FMA units */
     VEC_WIDE_2 = 2,
     VEC_WIDE_4 = 1,
+    VEC_PANEL = 1,
 };
 
 #define VEC_BYTES 0 /* 8-bit activations are multiplied as i16 */
@@ -317,6 +318,11 @@ MX_INLINE v16f vf_keep(v16f v, int lo, int hi, v16f other)
 {
     return (v16f){keep_lanes(v.a, 0, lo, hi, other.a), keep_lanes(v.b, 4, lo, hi, other.b),
                   keep_lanes(v.c, 8, lo, hi, other.c), keep_lanes(v.d, 12, lo, hi, other.d)};
+}
+
+MX_INLINE float vf_first(v16f v)
+{
+    return vgetq_lane_f32(v.a, 0);
 }
 
 MX_INLINE float vf_tree_sum(v16f v)

@@ -36,6 +36,7 @@ enum {
     VEC_WIDE_1 = 1,
     VEC_WIDE_2 = 1,
     VEC_WIDE_4 = 1,
+    VEC_PANEL = 1, /* and for six query rows: 1, 2 or 4 */
 };
 
 #define VEC_BYTES 0 /* 8-bit activations are multiplied as i16 */
@@ -250,6 +251,11 @@ VEC_FN v16f vf_keep(v16f v, int lo, int hi, v16f other)
 {
     EACH_LANE v.l[i_] = i_ >= lo && i_ < hi ? v.l[i_] : other.l[i_];
     return v;
+}
+
+VEC_FN float vf_first(v16f v)
+{
+    return v.l[0];
 }
 
 /* The tree of docs/numerics.md, section 1. */

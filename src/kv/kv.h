@@ -97,8 +97,8 @@ uint8_t *mx_page_v_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, 
 /* Copies rows 0..n_rows-1 of all tiles; the rest of dst stays as it is. */
 void mx_page_copy_rows(const mx_kv_shape *s, uint8_t *dst, const uint8_t *src, uint32_t n_rows);
 /* To and from the compact form of a partial page (mx_kv_rows_bytes long): for each layer and head
- * the K tile as [head_dim][n_rows], then the V tile as [n_rows][head_dim]. unpack leaves the other
- * rows as they are. */
+ * the K tile as [head_dim][n_rows], then the V tile as [n_rows][head_dim], each with its n_rows
+ * scales behind it where the type has scales. unpack leaves the other rows as they are. */
 void mx_page_pack_rows(const mx_kv_shape *s, uint8_t *out, const uint8_t *payload, uint32_t n_rows);
 void mx_page_unpack_rows(const mx_kv_shape *s, uint8_t *payload, const uint8_t *in,
                          uint32_t n_rows);

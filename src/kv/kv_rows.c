@@ -3,6 +3,7 @@
  * The shape of a page's payload, and moving rows between payloads.
  *
  *   payload: [layer][kv_head] { K tile [head_dim][64] | V tile [64][head_dim] }, padded to 4 KiB
+ *            (in q8 each tile is followed by the scales of its tokens, [64])
  *
  * A token is a column of the K tile and a row of the V tile, so the first n tokens are head_dim
  * short runs in the one and a single run in the other. Rows are moved as bytes; their type matters
@@ -22,15 +23,10 @@ enum {
 static const uint64_t max_dimension = 1u << 16;
 static const uint64_t max_payload_bytes = 1ull << 32;
 
-static size_t elem_bytes(const mx_kv_shape *s)
-{
-    return s->type == MX_KV_F16 ? 2 : 4;
-}
-
 static bool shape_is_possible(const mx_kv_shape *s)
 {
     return s->n_layers - 1u < max_dimension && s->n_kv_heads - 1u < max_dimension &&
-           s->head_dim - 1u < max_dimension && (s->type == MX_KV_F16 || s->type == MX_KV_F32) &&
+           s->head_dim - 1u < max_dimension && (unsigned)s->type <= MX_KV_Q8 &&
            s->state_bytes <= max_payload_bytes &&
            (uint64_t)s->n_layers * s->n_kv_heads <= max_payload_bytes &&
            (uint64_t)s->n_layers * s->n_kv_heads * 2 *
@@ -51,7 +47,8 @@ size_t mx_kv_rows_bytes(const mx_kv_shape *s, uint32_t n_rows)
     if (!shape_is_possible(s) || n_rows > MX_PAGE_TOKENS) {
         return 0;
     }
-    return (size_t)s->n_layers * s->n_kv_heads * 2 * s->head_dim * elem_bytes(s) * n_rows;
+    return (size_t)s->n_layers * s->n_kv_heads * 2 * mx_kv_tile_bytes(s->type, s->head_dim) /
+           MX_PAGE_TOKENS * n_rows;
 }
 
 uint8_t *mx_page_k_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, uint32_t head)
@@ -70,32 +67,41 @@ uint8_t *mx_page_v_tile(const mx_kv_shape *s, uint8_t *payload, uint32_t layer, 
  * runs of a K tile are and how long a tile is. */
 typedef struct tile_form {
     size_t k_run_bytes; /* from one dimension's run to the next in a K tile */
+    size_t scales_at;   /* behind the elements of a tile: one for each token, or nothing */
     size_t tile_bytes;
 } tile_form;
 
 static void move_rows(const mx_kv_shape *s, uint8_t *dst, tile_form to, const uint8_t *src,
                       tile_form from, uint32_t n_rows)
 {
-    size_t run = n_rows * elem_bytes(s);
+    size_t run = n_rows * mx_kv_elem_bytes(s->type), scales = n_rows * mx_kv_scale_bytes(s->type);
     size_t pairs = (size_t)s->n_layers * s->n_kv_heads;
     for (size_t i = 0; i < pairs; i++) {
         for (uint32_t d = 0; d < s->head_dim; d++) {
             memcpy(dst + d * to.k_run_bytes, src + d * from.k_run_bytes, run);
         }
         memcpy(dst + to.tile_bytes, src + from.tile_bytes, run * s->head_dim);
+        memcpy(dst + to.scales_at, src + from.scales_at, scales);
+        memcpy(dst + to.tile_bytes + to.scales_at, src + from.tile_bytes + from.scales_at, scales);
         dst += 2 * to.tile_bytes;
         src += 2 * from.tile_bytes;
     }
 }
 
-static tile_form page_form(const mx_kv_shape *s)
-{
-    return (tile_form){MX_PAGE_TOKENS * elem_bytes(s), mx_kv_tile_bytes(s->type, s->head_dim)};
-}
 
 static tile_form packed_form(const mx_kv_shape *s, uint32_t n_rows)
 {
-    return (tile_form){n_rows * elem_bytes(s), (size_t)n_rows * s->head_dim * elem_bytes(s)};
+    const size_t run = n_rows * mx_kv_elem_bytes(s->type);
+    return (tile_form){
+        .k_run_bytes = run,
+        .scales_at = run * s->head_dim,
+        .tile_bytes = run * s->head_dim + n_rows * mx_kv_scale_bytes(s->type),
+    };
+}
+
+static tile_form page_form(const mx_kv_shape *s)
+{
+    return packed_form(s, MX_PAGE_TOKENS);
 }
 
 void mx_page_copy_rows(const mx_kv_shape *s, uint8_t *dst, const uint8_t *src, uint32_t n_rows)
@@ -123,7 +129,8 @@ void mx_page_unpack_rows(const mx_kv_shape *s, uint8_t *payload, const uint8_t *
 
 void mx_page_poison_tail(const mx_kv_shape *s, mx_page *page)
 {
-    size_t elem = elem_bytes(s);
+    size_t elem = mx_kv_elem_bytes(s->type), scale = mx_kv_scale_bytes(s->type);
+    size_t scales_at = MX_PAGE_TOKENS * s->head_dim * elem;
     size_t keep = page->n_rows;
     for (uint32_t layer = 0; layer < s->n_layers; layer++) {
         for (uint32_t head = 0; head < s->n_kv_heads; head++) {
@@ -135,6 +142,8 @@ void mx_page_poison_tail(const mx_kv_shape *s, mx_page *page)
             }
             memset(v + keep * s->head_dim * elem, 0xFF,
                    (MX_PAGE_TOKENS - keep) * s->head_dim * elem);
+            memset(k + scales_at + keep * scale, 0xFF, (MX_PAGE_TOKENS - keep) * scale);
+            memset(v + scales_at + keep * scale, 0xFF, (MX_PAGE_TOKENS - keep) * scale);
         }
     }
     page->is_dirty = true;

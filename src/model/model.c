@@ -250,6 +250,12 @@ static mx_hash256 hash_rope(const mx_rope_params *p)
     return mx_sha256_of(bytes, (size_t)(at - bytes));
 }
 
+/* Part of every root: frozen. */
+static uint32_t root_kv_type(mx_kv_type type)
+{
+    return type == MX_KV_F16 ? 1 : type == MX_KV_F32 ? 2 : 3;
+}
+
 mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
 {
     static const char tag[16] = "mtplx root v1";
@@ -262,13 +268,13 @@ mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
     put_bytes(&at, m->numerics_id.b, 32);
     put32(&at, MX_PAGE_TOKENS);
     put32(&at, LAYOUT_VERSION);
-    put32(&at, m->kv_shape.type == MX_KV_F32 ? 2 : 1);
+    put32(&at, root_kv_type(m->kv_shape.type));
     put32(&at, m->kv_shape.n_layers);
     put32(&at, m->kv_shape.n_kv_heads);
     put32(&at, m->kv_shape.head_dim);
     put_bytes(&at, rope.b, 32);
     put32(&at, m->bp.window);
-    put32(&at, 0); /* attention span length: sequences are not cut into spans */
+    put32(&at, MX_ATTN_SPAN);
     put32(&at, 0); /* number of adapters */
     put32(&at, salt != NULL);
     put_bytes(&at, (salt != NULL ? salt : &none)->b, 32);

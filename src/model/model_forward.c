@@ -214,7 +214,8 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
     }
 }
 
-/* One key-value head for one group of rows: all query heads that share it, for all rows. */
+/* One key-value head for one group of rows: all query heads that share it, for all rows; in all
+ * spans of the sequence or in one. */
 static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     mx_model *m = p->m;
@@ -227,16 +228,23 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
     float *out[MX_ATTN_QUERIES];
     uint32_t n_valid[MX_ATTN_QUERIES], first_valid[MX_ATTN_QUERIES];
     for (size_t item = begin; item < end; item++) {
-        /* Last group first: in a prompt it sees the most tokens; the last turn should be short. */
-        const mx_row_group *g = &m->s.groups[m->s.n_groups - 1 - item / bp->n_kv_heads];
-        const uint32_t kv_head = (uint32_t)(item % bp->n_kv_heads);
+        const mx_row_group *g = m->s.groups; /* the last items belong to the first group */
+        while (item < g->first_item) {
+            g++;
+        }
+        const size_t of_group = item - g->first_item;
+        const uint32_t kv_head = (uint32_t)(of_group % bp->n_kv_heads);
+        const uint32_t span = (uint32_t)(of_group / bp->n_kv_heads);
         uint32_t n = 0;
         for (uint32_t i = 0; i < g->n_rows; i++) {
             const size_t r = g->first_row + i;
-            const uint32_t pos = m->s.rows[r].pos;
+            const mx_row *row = &m->s.rows[r];
+            const uint32_t pos = row->pos;
             for (uint32_t h = kv_head * n_shared; h < (kv_head + 1) * n_shared; h++, n++) {
                 q[n] = m->s.qkv + r * width + h * d;
-                out[n] = m->s.attn + r * mx_q_width(bp) + h * d;
+                out[n] = g->n_spans == 0
+                             ? m->s.attn + r * mx_q_width(bp) + h * d
+                             : row->parts + (h * row->n_parts + span) * mx_attn_part_floats(d);
                 n_valid[n] = pos + 1;
                 first_valid[n] = window != 0 && pos >= window ? pos + 1 - window : 0;
             }
@@ -248,7 +256,7 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
             ws->k_tiles[i] = mx_page_k_tile(&m->kv_shape, payload, kv_layer, kv_head);
             ws->v_tiles[i] = mx_page_v_tile(&m->kv_shape, payload, kv_layer, kv_head);
         }
-        m->kern->attention(&(mx_attn_args){
+        const mx_attn_args args = {
             .kv_type = m->kv_shape.type,
             .head_dim = d,
             .n_queries = n,
@@ -260,8 +268,26 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
             .v_tiles = ws->v_tiles,
             .scale = bp->attn_scale,
             .scratch = ws->attention,
-        });
+        };
+        if (g->n_spans == 0) {
+            m->kern->attention(&args);
+        } else {
+            m->kern->attention_span(&args, g->first_span + span);
+        }
     }
+}
+
+/* Puts the spans of a row together, if they were computed one by one. */
+static void join_spans(mx_model *m, size_t r)
+{
+    mx_row *row = &m->s.rows[r];
+    const uint32_t d = m->bp.head_dim;
+    const size_t part = mx_attn_part_floats(d);
+    for (uint32_t h = 0; row->n_parts != 0 && h < m->bp.n_heads; h++) {
+        m->kern->attention_merge(m->s.attn + r * mx_q_width(&m->bp) + h * d,
+                                 row->parts + h * row->n_parts * part, part, row->n_parts, d);
+    }
+    row->n_parts = 0; /* a layer without attention may come next */
 }
 
 static void quantize_attn_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
@@ -271,6 +297,7 @@ static void quantize_attn_rows(mx_pass *p, unsigned worker, size_t begin, size_t
     const uint32_t n = mx_q_width(&m->bp);
     const uint32_t gate_at = n + 2 * mx_kv_width(&m->bp);
     for (size_t r = begin; r < end; r++) {
+        join_spans(m, r);
         float *y = m->s.attn + r * n;
         if (m->bp.arch->has_gdn) {
             m->kern->sigmoid_mul(y, m->s.qkv + r * mx_qkv_width(&m->bp) + gate_at, n);
@@ -365,8 +392,37 @@ static void begin_rows(mx_state *s, const mx_blueprint *bp, const mx_batch *b)
     }
 }
 
-static void group_rows(mx_state *s, const mx_blueprint *bp)
+/* Decides whether the spans of a group become items of their own; *used floats of the parts are
+ * taken. */
+static void split_group(mx_pass *p, mx_row_group *g, size_t *used)
 {
+    mx_state *s = &p->m->s;
+    const mx_blueprint *bp = &p->m->bp;
+    const mx_row *rows = &s->rows[g->first_row];
+    const uint32_t window = mx_layer_window(bp, p->layer);
+    const uint32_t first = window != 0 && rows[0].pos >= window ? rows[0].pos + 1 - window : 0;
+    const uint32_t first_span = first / MX_ATTN_SPAN;
+    const uint32_t n = rows[g->n_rows - 1].pos / MX_ATTN_SPAN + 1 - first_span;
+    const size_t floats = (size_t)n * bp->n_heads * mx_attn_part_floats(bp->head_dim);
+    const bool splits = n > 1 && mx_pool_size(p->m->pool) > 1 &&
+                        g->n_rows * (bp->n_heads / bp->n_kv_heads) <= MX_ATTN_SPLIT_QUERIES &&
+                        floats * g->n_rows <= s->parts_cap - *used;
+    g->first_span = first_span;
+    g->n_spans = splits ? n : 0;
+    for (uint32_t i = 0; i < g->n_rows; i++) {
+        mx_row *row = &s->rows[g->first_row + i];
+        row->n_parts = g->n_spans;
+        row->parts = splits ? s->parts + *used : NULL;
+        *used += splits ? floats : 0;
+    }
+}
+
+/* Groups the rows for the attention stage. Last group first: in a prompt it sees the most tokens;
+ * the last turn should be short. */
+static void group_rows(mx_pass *p)
+{
+    mx_state *s = &p->m->s;
+    const mx_blueprint *bp = &p->m->bp;
     const uint32_t most = MX_ATTN_QUERIES / (bp->n_heads / bp->n_kv_heads);
     s->n_groups = 0;
     for (uint32_t r = 0; r < s->n_rows; r++) {
@@ -376,6 +432,14 @@ static void group_rows(mx_state *s, const mx_blueprint *bp)
         } else {
             s->groups[s->n_groups++] = (mx_row_group){.first_row = r, .n_rows = 1};
         }
+    }
+    size_t used = 0;
+    s->n_attn_items = 0;
+    for (uint32_t i = s->n_groups; i-- > 0;) {
+        mx_row_group *g = &s->groups[i];
+        split_group(p, g, &used);
+        g->first_item = s->n_attn_items;
+        s->n_attn_items += (size_t)bp->n_kv_heads * (g->n_spans != 0 ? g->n_spans : 1);
     }
 }
 
@@ -452,8 +516,8 @@ static bool forward_attention(mx_pass *p, const mx_layer *l, bool is_last)
             return true;
         }
     }
-    group_rows(s, bp);
-    if (!mx_pass_stage(p, (size_t)s->n_groups * bp->n_kv_heads, 1, attend) ||
+    group_rows(p);
+    if (!mx_pass_stage(p, s->n_attn_items, 1, attend) ||
         !mx_pass_rows(p, quantize_attn_rows))
     {
         return false;

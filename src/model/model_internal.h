@@ -226,17 +226,29 @@ typedef struct mx_row {
     uint32_t pos;
     uint32_t batch_row; /* its index in mx_batch.rows */
     int32_t hidden_to;
+    uint32_t n_parts;   /* 0 = its attention is not cut into spans */
+    float *parts;       /* [n_heads][n_parts][mx_attn_part_floats] */
     bool is_bad;        /* something was not finite: x is kept at 0 from then on */
 } mx_row;
 
 /* Consecutive rows of one sequence whose attention, or recurrence, is computed together. */
 typedef struct mx_row_group {
     uint32_t first_row, n_rows;
+    size_t first_item;   /* of the attention stage: [span or all][kv_head] */
+    uint32_t first_span, n_spans; /* n_spans 0: one item goes over all spans */
 } mx_row_group;
 
-/* Most query rows (heads of a group x rows) in one attention call: enough to use a K and V tile
- * many times while it is in L1, few enough for some hundred work items in a chunk of 512. */
-enum { MX_ATTN_QUERIES = 64 };
+enum {
+    /* Most query rows (heads of a group x rows) in one attention call: enough to use an unpacked
+     * part of a tile many times while it is in L1, few enough for a hundred work items in a chunk
+     * of 512; a multiple of the six rows that the kernels compute together. */
+    MX_ATTN_QUERIES = 96,
+    /* Up to so many query rows each span is an item of its own: a single sequence has too few KV
+     * heads to share out. */
+    MX_ATTN_SPLIT_QUERIES = 16,
+    /* Spans of whole rows for which there is room at least. */
+    MX_ATTN_MIN_PARTS = 64,
+};
 
 /* One matrix times some rows. */
 typedef struct mx_matmul_job {
@@ -280,6 +292,8 @@ typedef struct mx_state {
     float *h;             /* [max_rows][n_embd] a norm's output, then what is added to x */
     float *qkv;           /* [max_rows][mx_qkv_width] */
     float *attn;          /* [max_rows][q_width], or [max_rows][v_width] */
+    float *parts;         /* [parts_cap] results of spans, for the rows that point there */
+    size_t parts_cap, n_attn_items;
     float *gate_up;       /* [max_rows x visits][2 n_ff] */
     mx_act act_embd;      /* rows of n_embd */
     mx_act act_attn;      /* rows of q_width */

@@ -114,6 +114,9 @@ static void lay_out(mx_model *m, layout *l)
     s->runs = bp->arch->has_gdn ? part(l, rows, sizeof *s->runs) : NULL;
     s->qkv = part(l, rows, mx_qkv_width(bp) * sizeof(float));
     lay_out_mixed(m, l);
+    const size_t n_spans = mx_max_size(bp->n_ctx / MX_ATTN_SPAN + 1, MX_ATTN_MIN_PARTS);
+    s->parts_cap = n_spans * bp->n_heads * mx_attn_part_floats(bp->head_dim);
+    s->parts = part(l, s->parts_cap, sizeof(float));
     const uint64_t n_places = (uint64_t)rows * mx_n_visits(bp);
     if (n_places > UINT32_MAX) {
         l->is_too_big = true;

@@ -342,7 +342,7 @@ static void describe_model(const mx_engine *e, const mx_kv_shape *shape, mx_buf 
                   "\"page_tokens\":%d,\"kv_type\":\"%s\"}\n",
                   name, e->mc->architecture,
                   mx_numerics_name(mx_model_act_type(e->model)), MX_PAGE_TOKENS,
-                  shape->type == MX_KV_F16 ? "f16" : "f32");
+                  mx_kv_type_name(shape->type));
 }
 
 static mx_err list_eog(mx_engine *e, mx_errbuf *eb)

@@ -90,7 +90,7 @@ static void refusals(void **state)
     static const struct { const char *a, *b, *words; } rows[] = {
         {"--port", "70000", "--port"}, {"--port", "x", "--port"}, {"--port", "-1", "--port"},
         {"--port", NULL, "needs a value"}, {"--prot", "1", "--prot"}, {"start", NULL, "start"},
-        {"--kv-budget", "12Q", "--kv-budget"}, {"--kv-type", "f8", "f16|f32"},
+        {"--kv-budget", "12Q", "--kv-budget"}, {"--kv-type", "f8", "f16|f32|q8"},
         {"--ssd-session-cache", "maybe", "on|off|write-only"}, {"--max-batch", "0",
                                                                 "--max-batch"},
         {"--strict-model=perhaps", NULL, "--strict-model"}, {"--host", "", "--host"},

@@ -21,7 +21,7 @@
 #define IS_SLOW_BUILD 0
 #endif
 
-enum { N_TOKENS = 150, N_SLOW = 80, N_OTHER = 40 };
+enum { N_TOKENS = 150, N_SLOW = 80, N_LONG = MX_ATTN_SPAN * 2 + 70, N_OTHER = 40 };
 
 /* An emulator does so, too; MTPLX_TEST_TINY is set for it. */
 static bool is_slow(void)
@@ -32,7 +32,7 @@ static bool is_slow(void)
 /* ---- one run against the reference ----------------------------------------------------------- */
 
 typedef struct reference {
-    int32_t tokens[N_TOKENS];
+    int32_t tokens[N_LONG];
     uint32_t n;
     float *logits; /* [n][n_vocab] */
 } reference;
@@ -272,7 +272,7 @@ static void one_tiny_model(const tiny *t, mx_kv_type kv_type, mx_act_type act_ty
     rig r = rig_open_tiny(&t->spec, o);
     const uint32_t n = getenv("MTPLX_TEST_TINY") != NULL ? N_SLOW : N_TOKENS;
     reference ref = make_reference(&r, n, t->spec.seed);
-    snprintf(name, sizeof name, "%s, %s pages, %s", t->name, kv_type == MX_KV_F16 ? "f16" : "f32",
+    snprintf(name, sizeof name, "%s, %s pages, %s", t->name, mx_kv_type_name(kv_type),
              mx_numerics_name(act_type));
     /* A model whose logits say nothing would pass everything. */
     float lo = ref.logits[0], hi = lo;
@@ -307,6 +307,48 @@ static void feeding_does_not_matter(void **state)
     one_tiny_model(&tinies[1], MX_KV_F32, MX_ACT_16);
     one_tiny_model(&tinies[1], MX_KV_F16, MX_ACT_8);
     one_tiny_model(&tinies[2], MX_KV_F16, MX_ACT_8);
+    one_tiny_model(&tinies[1], MX_KV_Q8, MX_ACT_16);
+}
+
+/* Beyond one span of attention: a short piece at the end of a long sequence is shared out span by
+ * span when there are threads, a long one goes over all of them in one call. */
+static void spans_do_not_matter(void **state)
+{
+    (void)state;
+    enum { TAIL = 40 };
+    for (int kv_type = MX_KV_F16; kv_type <= MX_KV_Q8; kv_type++) {
+        for (size_t i = 0; i < MX_COUNT(tinies); i += kv_type == MX_KV_F16 ? 1 : 3) {
+            rig_options o = rig_default();
+            o.kv_type = (mx_kv_type)kv_type;
+            mx_tiny_spec spec = tinies[i].spec;
+            spec.n_ctx = N_LONG + 10;
+            spec.window = spec.window > 0 ? MX_ATTN_SPAN + 90 : 0; /* begins inside a span */
+            o.max_rows = N_LONG;
+            o.n_threads = 1;
+            rig base = rig_open_tiny(&spec, o);
+            const uint32_t n = is_slow() ? MX_ATTN_SPAN + TAIL : N_LONG;
+            reference ref = make_reference(&base, n, 11 + i);
+            for (unsigned threads = 1; threads <= 3; threads++) {
+                o.n_threads = threads;
+                rig r = rig_open_tiny(&spec, o);
+                float *hidden = hidden_rows(&r, n);
+                mx_seq s;
+                mx_seq_init(&s, r.kv, &r.root);
+                rig_feed_chunks(&r, &s, ref.tokens, n - TAIL, threads == 1 ? 64 : 500, hidden);
+                for (uint32_t at = n - TAIL; at < n;) { /* one by one, then a few at a time */
+                    const uint32_t step = at < n - 12 ? 1 : 3;
+                    rig_feed(&r, &s, ref.tokens + at, step, hidden + (size_t)at * r.n_embd);
+                    at += step;
+                }
+                compare(&r, &ref, hidden, 0, n, tinies[i].name);
+                mx_seq_free(&s);
+                mx_free(hidden);
+                rig_close(&r);
+            }
+            mx_free(ref.logits);
+            rig_close(&base);
+        }
+    }
 }
 
 static void threads_and_levels_do_not_matter(void **state)
@@ -446,6 +488,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(feeding_does_not_matter),
+        cmocka_unit_test(spans_do_not_matter),
         cmocka_unit_test(threads_and_levels_do_not_matter),
         cmocka_unit_test(sorted_rows_are_the_same),
         cmocka_unit_test(levels_do_not_matter_at_8_bits),

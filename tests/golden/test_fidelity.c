@@ -68,10 +68,11 @@ static void measure(rig *r, const logitref *ref, result *res)
     mx_free(logits);
 }
 
-static rig open_default(const char *path, mx_act_type act)
+static rig open_default(const char *path, mx_act_type act, mx_kv_type kv_type)
 {
     rig_options o = rig_default();
     o.act_type = act;
+    o.kv_type = kv_type;
     o.n_ctx = 4096;
     o.max_pages = 80;
     return rig_open(path, o);
@@ -85,7 +86,7 @@ static void meet_vectors(mx_act_type act, double most_kl, double most_exact_kl,
     if (shared == NULL || path == NULL) {
         skip();
     }
-    rig r = open_default(path, act);
+    rig r = open_default(path, act, MX_KV_F16);
     result all = {0};
     for (const char *name = "bcde"; *name != '\0'; name++) {
         char file[4200];
@@ -128,6 +129,38 @@ static void vectors_are_met_at_8_bits(void **state)
     meet_vectors(MX_ACT_8, 3.4e-3, 1e-2, 0.005);
 }
 
+/* What the other ways to store keys and values cost, on one of the vectors. */
+static void page_types_are_near(void **state)
+{
+    (void)state;
+    static const struct {
+        mx_kv_type type;
+        double most;
+    } types[] = {{MX_KV_F32, 1e-5}, {MX_KV_Q8, 5e-3}};
+    const char *shared = mx_test_shared(), *path = mx_test_model();
+    if (shared == NULL || path == NULL) {
+        skip();
+    }
+    for (size_t i = 0; i < MX_COUNT(types); i++) {
+        rig r = open_default(path, MX_ACT_16, types[i].type);
+        char file[4200];
+        logitref ref;
+        result res = {0};
+        snprintf(file, sizeof file, "%s/vectors/logits/b.ref", shared);
+        if (!logitref_open(&ref, file)) {
+            fail_msg("%s is not readable", file);
+        }
+        measure(&r, &ref, &res);
+        double coarse = res.sum_coarse / res.n_positions, exact = res.sum_exact / res.n_exact;
+        printf("b, %s: mean KL coarse %.2e, exact (%u rows) %.2e, same best token %.4f\n",
+               mx_kv_type_name(types[i].type), coarse, res.n_exact, exact,
+               (double)res.n_same_top / res.n_positions);
+        assert_true(coarse <= types[i].most && exact <= types[i].most);
+        logitref_close(&ref);
+        rig_close(&r);
+    }
+}
+
 static void greedy_steps_are_equal(void **state)
 {
     (void)state;
@@ -135,7 +168,7 @@ static void greedy_steps_are_equal(void **state)
     if (shared == NULL || path == NULL) {
         skip();
     }
-    rig r = open_default(path, MX_ACT_16);
+    rig r = open_default(path, MX_ACT_16, MX_KV_F16);
     float *hidden = mx_calloc(r.n_embd, sizeof *hidden);
     float *logits = mx_calloc(r.n_vocab, sizeof *logits);
     for (const char *name = "ad"; *name != '\0'; name++) {
@@ -189,7 +222,7 @@ static void own_table_is_met(void **state)
     if (path == NULL) {
         skip();
     }
-    rig r = open_default(path, MX_ACT_16);
+    rig r = open_default(path, MX_ACT_16, MX_KV_F16);
     float *hidden = mx_calloc((size_t)GOLDEN_TOKENS * r.n_embd, sizeof *hidden);
     float *logits = mx_calloc((size_t)GOLDEN_TOKENS * r.n_vocab, sizeof *logits);
     mx_seq s;
@@ -221,6 +254,7 @@ int main(void)
         cmocka_unit_test(greedy_steps_are_equal),
         cmocka_unit_test(vectors_are_met),
         cmocka_unit_test(vectors_are_met_at_8_bits),
+        cmocka_unit_test(page_types_are_near),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

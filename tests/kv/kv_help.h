@@ -44,10 +44,18 @@ MX_INLINE uint32_t help_rand(uint64_t *state, uint32_t below)
     return (uint32_t)((*state >> 20) % below);
 }
 
+/* The scale of a row in a tile (layer, head, K or V), where the type has scales. */
+MX_INLINE uint8_t *help_scale(const mx_kv_shape *s, uint8_t *payload, uint32_t row, uint32_t tile)
+{
+    size_t at = tile * mx_kv_tile_bytes(s->type, s->head_dim);
+    return payload + at + MX_PAGE_TOKENS * s->head_dim * mx_kv_elem_bytes(s->type) +
+           row * mx_kv_scale_bytes(s->type);
+}
+
 /* Element `e` (0 .. layers * heads * 2 * head_dim - 1) of a row: its address in a payload. */
 MX_INLINE uint8_t *help_elem(const mx_kv_shape *s, uint8_t *payload, uint32_t row, uint32_t e)
 {
-    size_t bytes = s->type == MX_KV_F16 ? 2 : 4;
+    size_t bytes = mx_kv_elem_bytes(s->type);
     uint32_t d = e % s->head_dim, tile = e / s->head_dim;
     uint32_t layer = tile / 2 / s->n_kv_heads, head = tile / 2 % s->n_kv_heads;
     return tile % 2 == 0
@@ -64,7 +72,8 @@ MX_INLINE void help_write_row(const mx_kv_shape *s, uint8_t *payload, uint32_t r
 {
     for (uint32_t e = 0; e < help_n_elems(s); e++) {
         uint64_t v = help_mix(hash + e);
-        memcpy(help_elem(s, payload, row, e), &v, s->type == MX_KV_F16 ? 2 : 4);
+        memcpy(help_elem(s, payload, row, e), &v, mx_kv_elem_bytes(s->type));
+        memcpy(help_scale(s, payload, row, e / s->head_dim), &v, mx_kv_scale_bytes(s->type));
     }
 }
 
@@ -72,7 +81,11 @@ MX_INLINE bool help_row_is(const mx_kv_shape *s, uint8_t *payload, uint32_t row,
 {
     for (uint32_t e = 0; e < help_n_elems(s); e++) {
         uint64_t v = help_mix(hash + e);
-        if (memcmp(help_elem(s, payload, row, e), &v, s->type == MX_KV_F16 ? 2 : 4) != 0) {
+        uint8_t *scale = help_scale(s, payload, row, e / s->head_dim);
+        bool is_last = (e + 1) % s->head_dim == 0; /* the last element of a tile wrote the scale */
+        if (memcmp(help_elem(s, payload, row, e), &v, mx_kv_elem_bytes(s->type)) != 0 ||
+            (is_last && memcmp(scale, &v, mx_kv_scale_bytes(s->type)) != 0))
+        {
             return false;
         }
     }

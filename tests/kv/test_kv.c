@@ -13,6 +13,7 @@
 
 static const mx_kv_shape f16_shape = {2, 2, 4, MX_KV_F16, 0};
 static const mx_kv_shape f32_shape = {3, 1, 6, MX_KV_F32, 0};
+static const mx_kv_shape q8_shape = {2, 3, 5, MX_KV_Q8, 0};
 static const mx_hash256 root = {{7}};
 
 static int32_t numbers[40 * MX_PAGE_TOKENS];
@@ -43,6 +44,9 @@ static void test_sizes(void **state)
     /* 3 layers x 1 head x 2 tiles x 6 x 64 x 4 = 9216, rounded up */
     assert_int_equal(mx_kv_page_bytes(&f32_shape), 12288);
     assert_int_equal(mx_kv_rows_bytes(&f32_shape, 5), 3 * 2 * 6 * 4 * 5);
+    /* 2 layers x 3 heads x 2 tiles x 64 x (5 + 4) = 6912 */
+    assert_int_equal(mx_kv_page_bytes(&q8_shape), 8192);
+    assert_int_equal(mx_kv_rows_bytes(&q8_shape, 7), 2 * 3 * 2 * 7 * (5 + 4));
     assert_int_equal(mx_kv_rows_bytes(&f32_shape, 0), 0);
     assert_int_equal(mx_kv_rows_bytes(&f32_shape, 65), 0);
     mx_kv_shape bad[] = {{0, 1, 64, MX_KV_F16, 0},          {1, 0, 64, MX_KV_F16, 0},
@@ -98,9 +102,11 @@ static void check_rows_move(const mx_kv_shape *s)
         b->n_rows = n;
         mx_page_poison_tail(s, b);
         for (uint32_t row = 0; row < MX_PAGE_TOKENS; row++) {
-            uint32_t ones = 0;
-            memcpy(&ones, help_elem(s, b->payload, row, help_n_elems(s) - 1), 2);
-            assert_int_equal(ones == 0xFFFF, row >= n);
+            uint8_t ones[4] = {0xFF, 0xFF, 0xFF, 0xFF};
+            const void *last = help_elem(s, b->payload, row, help_n_elems(s) - 1);
+            assert_int_equal(memcmp(last, ones, mx_kv_elem_bytes(s->type)) == 0, row >= n);
+            last = help_scale(s, b->payload, row, help_n_elems(s) / s->head_dim - 1);
+            assert_true(row < n || memcmp(last, ones, mx_kv_scale_bytes(s->type)) == 0);
             assert_int_equal(help_row_is(s, b->payload, row, row), row < n);
         }
     }
@@ -116,6 +122,7 @@ static void test_rows_move(void **state)
     (void)state;
     check_rows_move(&f16_shape);
     check_rows_move(&f32_shape);
+    check_rows_move(&q8_shape);
 }
 
 /* The packed form is what docs/file-format.md says: tile after tile, K [head_dim][n], V
@@ -136,6 +143,31 @@ static void test_packed_layout(void **state)
     const uint16_t expected[12] = {0, 100, 1, 101, 2, 102, 3, 4, 5, 103, 104, 105};
     assert_int_equal(mx_kv_rows_bytes(&s, 2), sizeof out);
     mx_page_pack_rows(&s, (uint8_t *)out, page->payload, 2);
+    assert_memory_equal(out, expected, sizeof out);
+    mx_page_unref(pool, page);
+    mx_kv_pool_destroy(pool);
+}
+
+/* The same with scales: each tile's behind it. */
+static void test_packed_scales(void **state)
+{
+    (void)state;
+    const mx_kv_shape s = {1, 1, 2, MX_KV_Q8, 0};
+    mx_kv_pool *pool = make_pool(&s, 1);
+    mx_page *page = mx_page_alloc(pool);
+    for (uint32_t row = 0; row < 2; row++) {
+        for (uint32_t e = 0; e < 4; e++) {
+            *help_elem(&s, page->payload, row, e) = (uint8_t)(16 * row + e);
+        }
+        for (uint32_t tile = 0; tile < 2; tile++) {
+            memset(help_scale(&s, page->payload, row, tile), (int)(0xA0 + 16 * row + tile), 4);
+        }
+    }
+    uint8_t out[24];
+    const uint8_t expected[24] = {0, 16, 1, 17, 0xA0, 0xA0, 0xA0, 0xA0, 0xB0, 0xB0, 0xB0, 0xB0,
+                                  2, 3, 18, 19, 0xA1, 0xA1, 0xA1, 0xA1, 0xB1, 0xB1, 0xB1, 0xB1};
+    assert_int_equal(mx_kv_rows_bytes(&s, 2), sizeof out);
+    mx_page_pack_rows(&s, out, page->payload, 2);
     assert_memory_equal(out, expected, sizeof out);
     mx_page_unref(pool, page);
     mx_kv_pool_destroy(pool);
@@ -634,6 +666,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_rows_move),
         cmocka_unit_test(test_packed_layout),
+        cmocka_unit_test(test_packed_scales),
         cmocka_unit_test(test_identity),
         cmocka_unit_test(test_recycled_pages_are_zero),
         cmocka_unit_test(test_slabs),
