@@ -133,7 +133,10 @@ static mx_err collect(mx_api *a, item_list *l, mx_errbuf *eb)
     if (a->cfg.cache_dir != NULL) {
         join j = {l, l->n};
         folder_name(a, folder);
-        MX_TRY(mx_cold_list(a->cfg.cache_dir, folder, add_manifest, &j, eb));
+        err = mx_cold_list(a->cfg.cache_dir, folder, add_manifest, &j, eb);
+        if (err != MX_OK && err != MX_E_INVALID) { /* invalid: nothing was written there yet */
+            return err;
+        }
     }
     return l->has_failed ? mx_fail(eb, MX_E_NOMEM, "out of memory") : MX_OK;
 }
@@ -276,6 +279,9 @@ static void reply_delete(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
         folder_name(a, folder);
         disk = id != NULL ? mx_cold_remove_entry(a->cfg.cache_dir, folder, id, &n, &eb)
                           : mx_cold_remove_folder(a->cfg.cache_dir, folder, &n, &eb);
+        if (disk == MX_E_INVALID) {
+            disk = MX_E_NOT_FOUND; /* nothing was written there yet */
+        }
         (void)mx_cold_sweep(cold, 1); /* what is gone must not count as stored */
     }
     if (err != MX_OK) {
@@ -315,6 +321,9 @@ void mx_api_handle_admin(mx_api *a, mx_http_exchange *x, const char *rest)
         mx_problem_set(&p, 404, "not_found", NULL, "there is nothing at this path; try GET "
                        "/admin/cache, GET or DELETE /admin/cache/ID, POST /admin/cache/ID/pin, POST "
                        "/admin/cache/lookup");
+    } else if (is_list && is_method(x, "DELETE") && mx_http_path_is_open(x)) {
+        mx_problem_set(&p, 404, "not_found", NULL, "no entry is named behind /admin/cache/; to remove "
+                       "everything of this model: DELETE /admin/cache, without a slash at the end");
     } else {
         (void)mx_api_check_phase(a, &p);
     }

@@ -42,7 +42,28 @@ static void close_all(opened *o)
     }
 }
 
-/* MX_E_NOT_FOUND: nothing is there. With `lock` other removers are kept out. */
+/* Nothing but what a server makes before it writes for the first time: the key, the marker's draft. */
+static bool is_new(int top)
+{
+    mx_err err;
+    int fd = mx_cold_open_dir(&mx_cold_real_fileops, top, ".", false, &err, NULL);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (d == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return false;
+    }
+    bool is_so = true;
+    for (const struct dirent *e; is_so && (e = readdir(d)) != NULL;) {
+        is_so = e->d_name[0] == '.' || strcmp(e->d_name, MX_COLD_KEY_NAME) == 0;
+    }
+    closedir(d);
+    return is_so;
+}
+
+/* MX_E_NOT_FOUND: nothing is there. MX_E_INVALID: only other files. With `lock` other removers are
+ * kept out. */
 static mx_err open_all(opened *o, const char *dir, bool lock, mx_errbuf *eb)
 {
     *o = (opened){-1, -1, -1};
@@ -53,6 +74,9 @@ static mx_err open_all(opened *o, const char *dir, bool lock, mx_errbuf *eb)
         return err;
     }
     if (fstatat(o->top, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (is_new(o->top)) {
+            return MX_E_NOT_FOUND;
+        }
         return mx_fail(eb, MX_E_INVALID, "%s has no file %s, so it is not a session cache", dir,
                        MX_COLD_MARKER_NAME);
     }

@@ -70,6 +70,8 @@ void mx_http_stop(mx_http *h);
 const char *mx_http_method(const mx_http_exchange *x); /* "GET", "POST"; HEAD is seen as "GET" */
 /* Normalised: repeated slashes collapsed, trailing one removed, query cut off, percent-decoded. */
 const char *mx_http_path(const mx_http_exchange *x);
+/* The path as it was sent ends with a slash: a name behind it may have been left out by mistake. */
+bool mx_http_path_is_open(const mx_http_exchange *x);
 const char *mx_http_header(const mx_http_exchange *x, const char *name); /* NULL = absent */
 mx_str mx_http_body(const mx_http_exchange *x);  /* a UTF-8 BOM is skipped */
 const char *mx_http_request_id(const mx_http_exchange *x); /* also sent as x-request-id */

@@ -14,6 +14,7 @@
 #include "http_internal.h"
 
 #include <assert.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -153,6 +154,13 @@ const char *mx_http_method(const mx_http_exchange *x)
 const char *mx_http_path(const mx_http_exchange *x)
 {
     return x->path;
+}
+
+bool mx_http_path_is_open(const mx_http_exchange *x)
+{
+    size_t n = strcspn(x->raw_path, "?#");
+    return (n > 1 && x->raw_path[n - 1] == '/')
+           || (n > 3 && strncasecmp(x->raw_path + n - 3, "%2f", 3) == 0);
 }
 
 const char *mx_http_header(const mx_http_exchange *x, const char *name)

@@ -468,6 +468,7 @@ mx_err mx_engine_start(mx_engine **out, const mx_engine_config *cfg, mx_errbuf *
         e->live.kv_pages_max = mx_kv_pool_max(e->pool);
         e->live.kv_page_bytes = mx_kv_pool_page_bytes(e->pool);
         e->live.has_cold = e->cold != NULL;
+        publish_stats(e); /* who asks before the thread has run gets zeros, but all of them */
         int rc = pthread_create(&e->thread, NULL, engine_main, e);
         if (rc != 0) {
             err = mx_fail_errno(eb, MX_E_IO, rc, "cannot start the engine thread");

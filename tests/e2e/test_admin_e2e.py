@@ -439,6 +439,25 @@ def test_list_pin_delete(start):
     assert usage(s, chat)["cache_mode"] == "ssd"  # what was removed was stored anew
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_folder_before_the_first_write(start, tmp_path, others):
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    if others:
+        (folder / "file").write_text("somebody else's")
+    at = ["--ssd-session-cache-dir", str(folder)]
+    s = start(*EXACT, *at)
+    assert entries(s) == []
+    zero = "/admin/cache/" + "0" * 64
+    assert s.get(zero).status_code == requests.delete(s.url + zero, timeout=30).status_code == 404
+    assert requests.delete(s.url + "/admin/cache", timeout=30).status_code == 200
+    done = run_mtplx("cache", "ls", *at)
+    assert (done.returncode, "0 entries" in done.stdout) == ((1, False) if others else (0, True)), done
+    assert usage(s, conversation(1))["cache_mode"] == "cold"
+    s.wait_durable()
+    assert {tuple(e["tiers"]) for e in entries(s) if e["kind"] == "turn"} == {("ram", "ssd")}
+
+
 def test_pins_are_bounded(start):
     s = start("--ssd-session-cache", "off", "--kv-budget", "16M", "--max-context", "512")
     statuses = []
@@ -464,6 +483,13 @@ def test_entries_hostile(start):
                                  ("DELETE", zero + "/unpin", 405), ("DELETE", zero, 404),
                                  ("DELETE", "/admin/cache", 200), ("GET", "/admin/cache", 200)):
         assert requests.request(method, s.url + path, timeout=30).status_code == status, (method, path)
+    # A name that was left out, as by a script's empty variable, must not remove everything.
+    usage(s, conversation(1))
+    n = len(entries(s))
+    for path in ("/admin/cache/", "/admin/cache//", "/admin/cache/%2F", "/admin/cache/?x=1"):
+        r = requests.delete(s.url + path, timeout=30)
+        assert r.status_code == 404 and "no entry is named" in r.text, (path, r.text)
+    assert len(entries(s)) == n > 0
     evil = requests.delete(s.url + "/admin/cache", headers={"Origin": "https://evil.example"}, timeout=30)
     assert evil.status_code == 403
 

@@ -23,6 +23,9 @@ static void limits_are_refused_with_numbers(void **state)
     rig g;
     rig_open(&g, &spec, 1, 0);
     rig_start(&g);
+    mx_engine_stats stats; /* all there from the first moment */
+    mx_engine_get_stats(g.engine, &stats);
+    assert_true(stats.kv_pages_max > 0 && stats.kv_page_bytes > 0);
     int32_t prompt[300];
     random_prompt(prompt, 300, 1);
     asking a;
