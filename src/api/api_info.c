@@ -192,7 +192,8 @@ static void info_cold(mx_api *a, const mx_engine_stats *s, mx_buf *b)
                       "\"sessions_written\":%llu,\"write_failures\":%llu,\"dropped_full\":%llu,"
                       "\"pages_skipped\":%llu,\"sessions_skipped\":%llu,"
                       "\"pages_read\":%llu,\"bytes_read\":%llu,\"quarantined\":%llu,"
-                      "\"files_swept\":%llu,\"bytes_swept\":%llu,"
+                      "\"files_swept\":%llu,\"bytes_swept\":%llu,\"files_expired\":%llu,"
+                      "\"bytes_today\":%llu,\"dropped_budget\":%llu,"
                       "\"queued_jobs\":%llu,\"queued_bytes\":%llu,\"read_bytes_per_us\":%.3f",
                       (unsigned long long)c->files, (unsigned long long)c->bytes,
                       (unsigned long long)c->pages_written, (unsigned long long)c->bytes_written,
@@ -201,7 +202,9 @@ static void info_cold(mx_api *a, const mx_engine_stats *s, mx_buf *b)
                       (unsigned long long)c->pages_skipped, (unsigned long long)c->sessions_skipped,
                       (unsigned long long)c->pages_read, (unsigned long long)c->bytes_read,
                       (unsigned long long)c->quarantined, (unsigned long long)c->files_swept,
-                      (unsigned long long)c->bytes_swept, (unsigned long long)c->queued_jobs,
+                      (unsigned long long)c->bytes_swept, (unsigned long long)c->files_expired,
+                      (unsigned long long)c->bytes_today, (unsigned long long)c->dropped_budget,
+                      (unsigned long long)c->queued_jobs,
                       (unsigned long long)c->queued_bytes, c->read_bytes_per_us);
     }
     mx_buf_char(b, '}');

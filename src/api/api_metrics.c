@@ -99,7 +99,8 @@ static void evictions(mx_buf *b, const mx_engine_stats *s)
     if (s->has_cold) {
         sample_u(b, name, "{tier=\"ssd\",cause=\"limit\"}", s->cold.files_over_limit);
         sample_u(b, name, "{tier=\"ssd\",cause=\"superfluous\"}",
-                 s->cold.files_swept - s->cold.files_over_limit);
+                 s->cold.files_swept - s->cold.files_over_limit - s->cold.files_expired);
+        sample_u(b, name, "{tier=\"ssd\",cause=\"ttl\"}", s->cold.files_expired);
     }
 }
 
@@ -126,6 +127,10 @@ static void disk(mx_buf *b, const mx_engine_stats *s)
     one(b, "mtplx_disk_write_failures_total", "counter", "Writes that failed.", c->write_failures);
     one(b, "mtplx_disk_dropped_total", "counter", "Pages that found the write queue full.",
         c->dropped_full);
+    one(b, "mtplx_disk_written_today_bytes", "gauge",
+        "With --ssd-write-budget: bytes written since midnight UTC.", c->bytes_today);
+    one(b, "mtplx_disk_over_write_budget_total", "counter",
+        "Pages that were not written, because the day's budget was used up.", c->dropped_budget);
     one(b, "mtplx_disk_quarantined_total", "counter", "Damaged files that were moved aside.",
         c->quarantined);
 }

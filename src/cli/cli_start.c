@@ -249,6 +249,9 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
         .cold_mode = (mx_cold_mode)o->ssd_mode,
         .cold_max_bytes = o->ssd_max_size,
         .cold_min_tokens = (uint32_t)o->ssd_min_tokens,
+        .cold_min_us = o->ssd_min_ms * 1000,
+        .cold_ttl_s = o->ssd_ttl_s,
+        .cold_write_budget = o->ssd_write_budget,
         .ssd_restore = (mx_ssd_restore)o->ssd_restore,
     };
     MX_TRY(mx_engine_start(&s->engine, &engine, eb));

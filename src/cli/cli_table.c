@@ -77,6 +77,28 @@ void mx_print_size(char *out, size_t cap, uint64_t bytes)
     snprintf(out, cap, u == 0 ? "%.0f %s" : "%.1f %s", v, units[u]);
 }
 
+/* A number of seconds, minutes, hours or days. */
+static bool parse_time(const char *text, uint64_t *out)
+{
+    static const struct {
+        char unit;
+        uint64_t seconds;
+    } units[] = {{'\0', 1}, {'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
+    char *end;
+    errno = 0;
+    unsigned long long v = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
+    if (!isdigit((unsigned char)*text) || errno != 0 || (*end != '\0' && end[1] != '\0')) {
+        return false;
+    }
+    for (size_t i = 0; i < MX_COUNT(units); i++) {
+        if (*end == units[i].unit && v <= INT32_MAX) {
+            *out = v * units[i].seconds;
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *out)
 {
     char *end;
@@ -186,6 +208,12 @@ static mx_err set_value(void *base, const mx_option *o, const char *text, bool i
             return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a size such as 512M or "
                            "4G",
                            shown, text);
+        }
+        return MX_OK;
+    case OPT_TIME:
+        if (!parse_time(text, to)) {
+            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a time such as 12h or "
+                           "30d", shown, text);
         }
         return MX_OK;
     case OPT_CHOICE:
@@ -408,6 +436,7 @@ static void json_value(const void *from, const mx_option *o, mx_buf *out)
     case OPT_NUMBER:
     case OPT_ENV_NUMBER:
     case OPT_SIZE:
+    case OPT_TIME:
         mx_buf_printf(out, "%llu", (unsigned long long)*(const uint64_t *)at);
         return;
     case OPT_CHOICE:

@@ -217,6 +217,7 @@ static void *writer_main(void *arg)
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);
+    mx_cold_wear_save(c);
     mx_cold_folder_close(&c->writer_folder);
     return NULL;
 }
@@ -365,6 +366,8 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     c->page_bytes = page_bytes;
     c->queue_bytes_max = cfg->queue_bytes != 0 ? cfg->queue_bytes : default_queue_bytes;
     c->max_bytes = cfg->max_bytes;
+    c->wear.budget = cfg->write_budget;
+    c->ttl_s = (int64_t)(cfg->ttl_s < INT64_MAX ? cfg->ttl_s : INT64_MAX);
     c->wake = cfg->wake;
     c->wake_arg = cfg->wake_arg;
     c->gone = cfg->gone;

@@ -59,6 +59,8 @@ typedef struct mx_cold_config {
     const char *dir;            /* e.g. ~/.mtplx/session_cache, expanded; made when absent */
     uint64_t max_bytes;         /* of all files below dir/v1, all models together; 0 = default (a
                                    tenth of the free space at start, at most 32 GiB) */
+    uint64_t write_budget;      /* bytes of pages and states a day, UTC; 0 = no limit */
+    uint64_t ttl_s;             /* what was not used for so long is deleted; 0 = never */
     size_t queue_bytes;         /* write queue bound; 0 = default 512 MiB */
     mx_hash256 root;            /* of this model and settings, no isolation salt */
     mx_gone *gone;              /* learns the identities of pages that are deleted; or NULL */
@@ -228,6 +230,9 @@ typedef struct mx_cold_stats {
     uint64_t pages_read, states_read, bytes_read, quarantined;
     uint64_t files_swept, bytes_swept;
     uint64_t files_over_limit; /* of files_swept: because the folder was full */
+    uint64_t files_expired;    /* of files_swept: not used for longer than ttl_s */
+    uint64_t bytes_today;      /* with a write_budget: written since midnight UTC */
+    uint64_t dropped_budget;   /* of dropped_full: for that budget */
     uint64_t queued_jobs, queued_bytes;
     double read_bytes_per_us;  /* measured; 0 = not yet */
 } mx_cold_stats;

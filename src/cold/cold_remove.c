@@ -15,7 +15,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "cold/cold_files.h"
+#include "cold/cold_state.h"
 
 typedef struct removal {
     uint64_t n_files, n_bytes, n_foreign;
@@ -60,7 +60,8 @@ static bool is_root_file(const char *name)
 
 static bool is_v1_file(const char *name)
 {
-    return is_temp(name) || strcmp(name, "gc.lock") == 0;
+    return is_temp(name) || strcmp(name, "gc.lock") == 0
+           || strcmp(name, MX_COLD_WEAR_NAME) == 0;
 }
 
 static bool is_xx(const char *name)

@@ -20,6 +20,14 @@
 
 typedef enum mx_cold_side { MX_COLD_WRITING, MX_COLD_READING, MX_COLD_N_SIDES } mx_cold_side;
 
+typedef struct mx_cold_wear {
+    uint64_t budget;            /* bytes a day, 0 = no limit */
+    int64_t day;                /* since 1970, UTC */
+    uint64_t written, unsaved;  /* that day, by everybody as far as known; of it not in the file */
+    uint64_t saved_us;
+    bool is_known, is_logged;
+} mx_cold_wear;
+
 typedef struct job_list {
     mx_cold_job *first, *last;
 } job_list;
@@ -64,7 +72,10 @@ struct mx_cold {
     pthread_t writer, reader, sweeper;
     bool has_writer, has_reader, has_sweeper;
 
+    int64_t ttl_s;              /* 0 = for ever */
+
     mx_cold_folder writer_folder;
+    mx_cold_wear wear;
     uint8_t *writer_head;       /* [MX_DISK_PAYLOAD_AT] */
     uint8_t *writer_rows;       /* [page_bytes]: the payload as it is stored */
 
@@ -85,6 +96,13 @@ struct mx_cold {
     mx_cold_folder sweeper_folder;
     uint8_t *sweeper_head;      /* [MX_DISK_PAYLOAD_AT] */
 };
+
+/* cold_wear.c; the writer's. */
+#define MX_COLD_WEAR_NAME "written.txt"
+/* MX_E_LIMIT: with so many bytes more the day's budget is used up. */
+mx_err mx_cold_wear_check(mx_cold *c, uint64_t need);
+void mx_cold_wear_note(mx_cold *c, uint64_t bytes); /* after they were written */
+void mx_cold_wear_save(mx_cold *c);                 /* what is not in the file yet */
 
 /* Thread bodies. */
 void mx_cold_write_job(mx_cold *c, mx_cold_job *job);

@@ -7,7 +7,7 @@
  * all the same, to know the sizes. The walk costs one fstatat per file, every ten minutes and
  * whenever the writer runs out of room, never per write.
  */
-#include "cold/cold_state.h"
+#include "cold/cold_sweep.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -22,40 +22,12 @@
 #include "base/mem.h"
 
 enum {
-    QUARANTINE_MAX_FILES = 64, /* with their reasons: 128 names */
+    QUARANTINE_MAX_FILES = 64,               /* with their reasons: 128 names */
+    QUARANTINE_MAX_BYTES = 256 * 1024 * 1024, /* a few states of a large model */
     ROOT_CAP = 4096,           /* models and settings; each new numerics version makes one */
     NO_ROOT = 0xFFFF,
     FUTURE_SLACK_S = 60,
 };
-
-typedef enum file_kind {
-    FILE_PAGE, FILE_STATE, FILE_SESSION, FILE_TEMP, FILE_TRASH, FILE_QUARANTINE
-} file_kind;
-
-typedef struct file_entry {
-    int64_t mtime_ns;
-    uint64_t bytes;
-    mx_hash256 id;    /* pages, states and sessions */
-    uint8_t kind;
-    uint16_t root;    /* index into roots */
-    bool is_gone;
-    char *name;       /* the others; owned */
-    char folder[16];  /* "pages/xx", "states/xx", "sessions", ... */
-} file_entry;
-
-typedef struct sweep {
-    mx_cold *c;
-    mx_cold_folder *f;
-    char (*roots)[65];     /* [n_roots] */
-    size_t n_roots, roots_cap;
-    size_t own_root;       /* index of ours, NO_ROOT = not among them */
-    file_entry *files;
-    size_t n_files, files_cap;
-    uint64_t total_files, total_bytes, n_foreign;
-    bool is_over_limit;    /* what is deleted now goes for want of room */
-    int64_t now_s;
-    mx_err err;            /* a walk that could not see everything deletes nothing */
-} sweep;
 
 static bool is_hex(const char *s, size_t n)
 {
@@ -76,9 +48,9 @@ static bool is_own_name(const char *name, const char *suffix)
 /* ---- the walk -------------------------------------------------------------------------------- */
 
 /* Calls visit(s, folder fd, name) for each name. False = the folder could not be listed. */
-typedef void visit_fn(sweep *s, int dir, const char *name, void *arg);
+typedef void visit_fn(mx_sweep *s, int dir, const char *name, void *arg);
 
-static bool for_each(sweep *s, int dir, visit_fn *visit, void *arg)
+static bool for_each(mx_sweep *s, int dir, visit_fn *visit, void *arg)
 {
     int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
@@ -105,15 +77,15 @@ static bool for_each(sweep *s, int dir, visit_fn *visit, void *arg)
 }
 
 /* Has a name that is an identity. */
-static bool is_stored(const file_entry *e)
+static bool is_stored(const mx_swept_file *e)
 {
-    return e->kind == FILE_PAGE || e->kind == FILE_STATE || e->kind == FILE_SESSION;
+    return e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE || e->kind == MX_SWEPT_SESSION;
 }
 
 typedef struct place {
     uint16_t root;
     const char *folder; /* "pages/xx" */
-    file_kind kind;     /* of a file with the right name */
+    mx_swept_kind kind;     /* of a file with the right name */
     const char *suffix; /* NULL = any name */
 } place;
 
@@ -125,7 +97,7 @@ static uint64_t file_bytes(const struct stat *st)
     return size > MX_DISK_MANIFEST_MAX_BYTES && stored < size ? stored : size;
 }
 
-static void add_file(sweep *s, int dir, const char *name, const place *p, file_kind kind)
+static void add_file(mx_sweep *s, int dir, const char *name, const place *p, mx_swept_kind kind)
 {
     struct stat st;
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISDIR(st.st_mode)) {
@@ -138,7 +110,7 @@ static void add_file(sweep *s, int dir, const char *name, const place *p, file_k
         s->err = MX_E_NOMEM;
         return;
     }
-    file_entry e = {.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
+    mx_swept_file e = {.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
                     .bytes = bytes,
                     .kind = (uint8_t)kind,
                     .root = p->root};
@@ -160,11 +132,11 @@ static void add_file(sweep *s, int dir, const char *name, const place *p, file_k
     s->files[s->n_files++] = e;
 }
 
-static void visit_file(sweep *s, int dir, const char *name, void *arg)
+static void visit_file(mx_sweep *s, int dir, const char *name, void *arg)
 {
     const place *p = arg;
     if (strncmp(name, ".tmp-", 5) == 0) {
-        add_file(s, dir, name, p, FILE_TEMP);
+        add_file(s, dir, name, p, MX_SWEPT_TEMP);
     } else if (p->suffix == NULL || is_own_name(name, p->suffix)) {
         add_file(s, dir, name, p, p->kind);
     } else {
@@ -172,7 +144,7 @@ static void visit_file(sweep *s, int dir, const char *name, void *arg)
     }
 }
 
-static void walk_files(sweep *s, int parent, const char *name, const place *p)
+static void walk_files(mx_sweep *s, int parent, const char *name, const place *p)
 {
     mx_err err;
     int dir = mx_cold_open_dir(s->f->ops, parent, name, false, &err, NULL);
@@ -192,7 +164,7 @@ static void walk_files(sweep *s, int parent, const char *name, const place *p)
     close(dir);
 }
 
-static void visit_xx(sweep *s, int dir, const char *name, void *arg)
+static void visit_xx(mx_sweep *s, int dir, const char *name, void *arg)
 {
     if (strlen(name) != 2 || !is_hex(name, 2)) {
         s->n_foreign++;
@@ -205,11 +177,11 @@ static void visit_xx(sweep *s, int dir, const char *name, void *arg)
     walk_files(s, dir, name, &p);
 }
 
-static void visit_root(sweep *s, int dir, const char *name, void *arg)
+static void visit_root(mx_sweep *s, int dir, const char *name, void *arg)
 {
     (void)arg;
     if (strlen(name) != 64 || !is_hex(name, 64)) {
-        s->n_foreign += strcmp(name, "gc.lock") != 0;
+        s->n_foreign += strcmp(name, "gc.lock") != 0 && strcmp(name, MX_COLD_WEAR_NAME) != 0;
         return;
     }
     mx_err err;
@@ -231,8 +203,8 @@ static void visit_root(sweep *s, int dir, const char *name, void *arg)
     if (strcmp(name, s->f->root_hex) == 0) {
         s->own_root = root;
     }
-    const place objects[] = {{root, "pages", FILE_PAGE, ".page"},
-                             {root, "states", FILE_STATE, ".state"}};
+    const place objects[] = {{root, "pages", MX_SWEPT_PAGE, ".page"},
+                             {root, "states", MX_SWEPT_STATE, ".state"}};
     for (size_t i = 0; i < MX_COUNT(objects); i++) {
         place p = objects[i];
         int dir_fd = mx_cold_open_dir(s->f->ops, fd, p.folder, false, &err, &eb);
@@ -243,21 +215,21 @@ static void visit_root(sweep *s, int dir, const char *name, void *arg)
             close(dir_fd);
         }
     }
-    walk_files(s, fd, "sessions", &(place){root, "sessions", FILE_SESSION, ".session"});
-    walk_files(s, fd, "trash", &(place){root, "trash", FILE_TRASH, NULL});
-    walk_files(s, fd, "quarantine", &(place){root, "quarantine", FILE_QUARANTINE, NULL});
+    walk_files(s, fd, "sessions", &(place){root, "sessions", MX_SWEPT_SESSION, ".session"});
+    walk_files(s, fd, "trash", &(place){root, "trash", MX_SWEPT_TRASH, NULL});
+    walk_files(s, fd, "quarantine", &(place){root, "quarantine", MX_SWEPT_QUARANTINE, NULL});
     close(fd);
 }
 
 /* ---- deleting -------------------------------------------------------------------------------- */
 
-static int open_root(const sweep *s, uint16_t root, mx_errbuf *eb)
+static int open_root(const mx_sweep *s, uint16_t root, mx_errbuf *eb)
 {
     mx_err err;
     return mx_cold_open_dir(s->f->ops, s->f->v1_fd, s->roots[root], false, &err, eb);
 }
 
-static int open_folder(const sweep *s, int root_fd, const char *folder)
+static int open_folder(const mx_sweep *s, int root_fd, const char *folder)
 {
     mx_err err;
     mx_errbuf eb;
@@ -276,7 +248,7 @@ static int open_folder(const sweep *s, int root_fd, const char *folder)
     return fd;
 }
 
-static void file_name(const file_entry *e, char name[300])
+static void file_name(const mx_swept_file *e, char name[300])
 {
     if (e->name != NULL) {
         snprintf(name, 300, "%s", e->name);
@@ -288,14 +260,14 @@ static void file_name(const file_entry *e, char name[300])
     snprintf(name, 300, "%s.%s", hex, suffixes[e->kind]);
 }
 
-static int64_t age_s(const sweep *s, int64_t mtime_s)
+static int64_t age_s(const mx_sweep *s, int64_t mtime_s)
 {
     return mtime_s > s->now_s ? 0 : s->now_s - mtime_s;
 }
 
 /* Rename to trash/, look at the time again, unlink. Somebody who touched the file to use it
  * meanwhile gets it back under its name. */
-static bool through_trash(const sweep *s, int root_fd, int dir, const char *name)
+static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *name)
 {
     const mx_cold_fileops *ops = s->f->ops;
     mx_err err;
@@ -318,7 +290,7 @@ static bool through_trash(const sweep *s, int root_fd, int dir, const char *name
     return is_deleted;
 }
 
-static bool delete_file(sweep *s, file_entry *e)
+static bool delete_file(mx_sweep *s, mx_swept_file *e)
 {
     mx_cold *c = s->c;
     char name[300];
@@ -344,22 +316,23 @@ static bool delete_file(sweep *s, file_entry *e)
     e->is_gone = true;
     s->total_files--;
     s->total_bytes -= e->bytes;
-    if (e->root == s->own_root && (e->kind == FILE_PAGE || e->kind == FILE_STATE)) {
+    if (e->root == s->own_root && (e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE)) {
         mx_cold_index_remove(c->index, &e->id);
         mx_gone_add(c->gone, &e->id);
-    } else if (e->root == s->own_root && e->kind == FILE_SESSION) {
+    } else if (e->root == s->own_root && e->kind == MX_SWEPT_SESSION) {
         mx_cold_index_unmark_manifest(c->index, &e->id);
     }
     pthread_mutex_lock(&c->lock);
     c->stats.files_swept++;
-    c->stats.files_over_limit += s->is_over_limit;
+    c->stats.files_over_limit += s->cause == MX_SWEPT_OVER_LIMIT;
+    c->stats.files_expired += s->cause == MX_SWEPT_EXPIRED;
     c->stats.bytes_swept += e->bytes;
     pthread_mutex_unlock(&c->lock);
     return true;
 }
 
 /* Deletes the files that are marked, after saying so. */
-static void delete_marked(sweep *s, const bool *marked, const char *why)
+static void delete_marked(mx_sweep *s, const bool *marked, const char *why)
 {
     uint64_t n = 0, bytes = 0, n_deleted = 0;
     for (size_t i = 0; i < s->n_files; i++) {
@@ -382,25 +355,29 @@ static void delete_marked(sweep *s, const bool *marked, const char *why)
 
 /* ---- what is superfluous --------------------------------------------------------------------- */
 
-static bool is_old_enough(const sweep *s, const file_entry *e)
+static bool is_old_enough(const mx_sweep *s, const mx_swept_file *e)
 {
     return age_s(s, e->mtime_ns / 1000000000) >= s->c->tuning.delete_age_s;
 }
 
-static void mark_leftovers(const sweep *s, bool *marked)
+static void mark_leftovers(const mx_sweep *s, bool *marked)
 {
-    size_t *n_quarantined = mx_calloc(s->n_roots, sizeof *n_quarantined);
-    for (size_t i = n_quarantined != NULL ? s->n_files : 0; i-- > 0;) { /* youngest first */
-        const file_entry *e = &s->files[i];
-        if (e->kind == FILE_TEMP) {
+    struct {
+        uint64_t n_files, n_bytes;
+    } *kept = mx_calloc(s->n_roots, sizeof *kept); /* in quarantine */
+    for (size_t i = kept != NULL ? s->n_files : 0; i-- > 0;) { /* youngest first */
+        const mx_swept_file *e = &s->files[i];
+        if (e->kind == MX_SWEPT_TEMP) {
             marked[i] = age_s(s, e->mtime_ns / 1000000000) >= s->c->tuning.orphan_age_s;
-        } else if (e->kind == FILE_TRASH) {
+        } else if (e->kind == MX_SWEPT_TRASH) {
             marked[i] = true; /* whoever put it there held the lock that we hold now */
-        } else if (e->kind == FILE_QUARANTINE) {
-            marked[i] = ++n_quarantined[e->root] > 2 * QUARANTINE_MAX_FILES;
+        } else if (e->kind == MX_SWEPT_QUARANTINE) {
+            kept[e->root].n_bytes += e->bytes;
+            marked[i] = ++kept[e->root].n_files > 2 * QUARANTINE_MAX_FILES
+                        || kept[e->root].n_bytes > QUARANTINE_MAX_BYTES;
         }
     }
-    mx_free(n_quarantined);
+    mx_free(kept);
 }
 
 static int compare_id(const void *a, const void *b)
@@ -409,7 +386,7 @@ static int compare_id(const void *a, const void *b)
 }
 
 /* Does a full page with the same parent begin with this partial page's tokens? */
-static bool is_extended(sweep *s, const mx_cold_partial *partial)
+static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
 {
     enum { BATCH = 32, ROUNDS = 8 };
     mx_cold *c = s->c;
@@ -442,7 +419,7 @@ static bool is_extended(sweep *s, const mx_cold_partial *partial)
 
 /* A state that can never be reached: the page before the one that it stands in is gone. (Where only
  * that one is gone, the state is as old and will not stay long.) */
-static bool is_orphan(sweep *s, const file_entry *e)
+static bool is_orphan(mx_sweep *s, const mx_swept_file *e)
 {
     mx_disk_page state;
     mx_cold_want want = {.object = MX_COLD_STATE, .id = e->id};
@@ -452,7 +429,7 @@ static bool is_orphan(sweep *s, const file_entry *e)
            && !mx_cold_page_exists(s->c, s->f, &state.parent, MX_PAGE_TOKENS);
 }
 
-static void mark_superfluous(sweep *s, bool *marked)
+static void mark_superfluous(mx_sweep *s, bool *marked)
 {
     mx_cold_partial *partials;
     size_t n_partials, n_extended = 0;
@@ -467,18 +444,18 @@ static void mark_superfluous(sweep *s, bool *marked)
         qsort(extended, n_extended, sizeof *extended, compare_id);
     }
     for (size_t i = 0; i < s->n_files; i++) {
-        const file_entry *e = &s->files[i];
+        const mx_swept_file *e = &s->files[i];
         if (e->root != s->own_root || !is_stored(e) || !is_old_enough(s, e)) {
             continue;
         }
-        if (e->kind == FILE_STATE) {
+        if (e->kind == MX_SWEPT_STATE) {
             marked[i] = is_orphan(s, e);
             continue;
         }
         /* A manifest has the name of its last page: it goes with a partial one. */
         marked[i] = (n_extended > 0
                      && bsearch(&e->id, extended, n_extended, sizeof *extended, compare_id) != NULL)
-                    || (e->kind == FILE_SESSION
+                    || (e->kind == MX_SWEPT_SESSION
                         && mx_cold_index_manifest_is_dead(s->c->index, &e->id));
     }
     mx_free(extended);
@@ -504,7 +481,7 @@ static int compare_place(const void *a, const void *b)
 /* The last one before b that stays, in the same page or one of the `most` tokens before; NULL = none.
  * Which branch another state behind the same page belongs to is not looked at: that costs tokens,
  * nothing else. */
-static boundary *boundary_before(const sweep *s, boundary *list, size_t n, const bool *marked,
+static boundary *boundary_before(const mx_sweep *s, boundary *list, size_t n, const bool *marked,
                                  const boundary *b, uint64_t most)
 {
     mx_hash256 parent = b->parent;
@@ -529,14 +506,14 @@ static boundary *boundary_before(const sweep *s, boundary *list, size_t n, const
     return NULL;
 }
 
-static size_t list_boundaries(sweep *s, boundary *list)
+static size_t list_boundaries(mx_sweep *s, boundary *list)
 {
     size_t n = 0;
     for (size_t i = s->n_files; i-- > 0;) {
-        const file_entry *e = &s->files[i];
+        const mx_swept_file *e = &s->files[i];
         mx_disk_page state;
         mx_cold_want want = {.object = MX_COLD_STATE, .id = e->id};
-        if (e->kind == FILE_STATE && e->root == s->own_root && !e->is_gone
+        if (e->kind == MX_SWEPT_STATE && e->root == s->own_root && !e->is_gone
             && mx_cold_load_page(s->c, s->f, &want, s->c->sweeper_head, NULL, &state) == MX_OK) {
             uint64_t at = state.first_position + state.n_tokens;
             list[n++] = (boundary){state.parent, state.first_position, at, at, i};
@@ -548,7 +525,7 @@ static size_t list_boundaries(sweep *s, boundary *list)
 
 /* By coverage, before anything goes by age: the state without which the fewest tokens are computed
  * again, as long as another one stands close before it. */
-static void mark_close_states(sweep *s, bool *marked, uint64_t low, uint64_t *left)
+static void mark_close_states(mx_sweep *s, bool *marked, uint64_t low, uint64_t *left)
 {
     enum { CLOSE_TOKENS = 512 };
     bool is_wanted = s->f->has_states && *left > low;
@@ -582,19 +559,19 @@ static void mark_close_states(sweep *s, bool *marked, uint64_t low, uint64_t *le
 }
 
 /* Down to the low water: what is damaged first, then states close to another, then the oldest; files are sorted by time. */
-static void mark_over_budget(sweep *s, bool *marked, uint64_t limit)
+static void mark_over_budget(mx_sweep *s, bool *marked, uint64_t limit)
 {
     uint64_t low = mx_cold_low_water(s->c, limit), left = s->total_bytes;
     for (size_t i = 0; i < s->n_files && left > low; i++) {
-        const file_entry *e = &s->files[i];
-        if (!e->is_gone && e->kind == FILE_QUARANTINE && is_old_enough(s, e)) {
+        const mx_swept_file *e = &s->files[i];
+        if (!e->is_gone && e->kind == MX_SWEPT_QUARANTINE && is_old_enough(s, e)) {
             marked[i] = true;
             left -= e->bytes;
         }
     }
     mark_close_states(s, marked, low, &left);
     for (size_t i = 0; i < s->n_files && left > low; i++) {
-        const file_entry *e = &s->files[i];
+        const mx_swept_file *e = &s->files[i];
         if (!e->is_gone && !marked[i] && is_stored(e) && is_old_enough(s, e)) {
             marked[i] = true;
             left -= e->bytes;
@@ -604,7 +581,7 @@ static void mark_over_budget(sweep *s, bool *marked, uint64_t limit)
 
 /* ---- manifests ------------------------------------------------------------------------------- */
 
-static void load_manifest(sweep *s, const file_entry *e)
+static void load_manifest(mx_sweep *s, const mx_swept_file *e)
 {
     mx_cold *c = s->c;
     char name[300];
@@ -649,11 +626,11 @@ static void load_manifest(sweep *s, const file_entry *e)
     mx_free(copy);
 }
 
-static void load_manifests(sweep *s)
+static void load_manifests(mx_sweep *s)
 {
     for (size_t i = 0; i < s->n_files && !atomic_load(&s->c->is_stopping); i++) {
-        const file_entry *e = &s->files[i];
-        if (e->kind == FILE_SESSION && e->root == s->own_root
+        const mx_swept_file *e = &s->files[i];
+        if (e->kind == MX_SWEPT_SESSION && e->root == s->own_root
             && mx_cold_index_mark_manifest(s->c->index, &e->id)) {
             load_manifest(s, e);
         }
@@ -672,14 +649,14 @@ static bool is_page_size(const mx_cold *c, uint64_t bytes)
     return false;
 }
 
-static void index_objects(sweep *s)
+static void index_objects(mx_sweep *s)
 {
     mx_cold *c = s->c;
     for (size_t i = 0; i < s->n_files; i++) {
-        const file_entry *e = &s->files[i];
+        const mx_swept_file *e = &s->files[i];
         uint64_t payload = e->bytes - MX_DISK_PAYLOAD_AT;
-        bool is_right = e->kind == FILE_PAGE ? is_page_size(c, e->bytes)
-                                             : e->kind == FILE_STATE
+        bool is_right = e->kind == MX_SWEPT_PAGE ? is_page_size(c, e->bytes)
+                                             : e->kind == MX_SWEPT_STATE
                                                    && payload == c->shape.state_bytes;
         if (is_right && e->root == s->own_root && mx_cold_index_add(c->index, &e->id, false) != MX_OK) {
             s->err = MX_E_NOMEM;
@@ -689,11 +666,11 @@ static void index_objects(sweep *s)
 
 static int compare_time(const void *a, const void *b)
 {
-    const file_entry *x = a, *y = b;
+    const mx_swept_file *x = a, *y = b;
     return x->mtime_ns < y->mtime_ns ? -1 : x->mtime_ns > y->mtime_ns;
 }
 
-static void delete_superfluous(sweep *s)
+static void delete_superfluous(mx_sweep *s)
 {
     bool *marked = mx_calloc(s->n_files, sizeof *marked);
     if (marked == NULL) {
@@ -705,14 +682,19 @@ static void delete_superfluous(sweep *s)
     mark_superfluous(s, marked);
     delete_marked(s, marked, "superseded");
     memset(marked, 0, s->n_files * sizeof *marked);
+    mx_sweep_mark_expired(s, marked);
+    s->cause = MX_SWEPT_EXPIRED;
+    delete_marked(s, marked, "unused_for_longer_than_ttl");
+    memset(marked, 0, s->n_files * sizeof *marked);
     mark_over_budget(s, marked, mx_cold_limit(s->c, s->f));
-    s->is_over_limit = true;
+    s->cause = MX_SWEPT_OVER_LIMIT;
     delete_marked(s, marked, "over_limit");
     mx_free(marked);
+    mx_sweep_remove_empty_roots(s);
 }
 
 /* -1 = somebody else has it, or the folder cannot be written. */
-static int take_gc_lock(const sweep *s)
+static int take_gc_lock(const mx_sweep *s)
 {
     int fd = s->f->ops->open(s->f->v1_fd, "gc.lock",
                              O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
@@ -723,7 +705,7 @@ static int take_gc_lock(const sweep *s)
     return fd;
 }
 
-static void run(sweep *s)
+static void run(mx_sweep *s)
 {
     mx_cold *c = s->c;
     int lock = take_gc_lock(s);
@@ -774,7 +756,7 @@ static void forget_all(mx_cold *c)
 
 void mx_cold_sweep_once(mx_cold *c)
 {
-    sweep *s = mx_calloc(1, sizeof *s);
+    mx_sweep *s = mx_calloc(1, sizeof *s);
     if (s == NULL) {
         return;
     }

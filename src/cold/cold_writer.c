@@ -159,6 +159,7 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
     bool is_state = object_of(job) == MX_COLD_STATE;
     size_t bytes = mx_cold_object_bytes(c, object_of(job), n);
     MX_TRY(check_room(c, bytes + MX_DISK_PAYLOAD_AT, eb));
+    MX_TRY(mx_cold_wear_check(c, bytes + MX_DISK_PAYLOAD_AT));
     if (!mx_cold_claim(c, job, 0)) {
         return MX_E_CANCELLED;
     }
@@ -186,6 +187,7 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
     c->stats.states_written += is_state;
     c->stats.bytes_written += bytes + MX_DISK_PAYLOAD_AT;
     pthread_mutex_unlock(&c->lock);
+    mx_cold_wear_note(c, bytes + MX_DISK_PAYLOAD_AT);
     return MX_OK;
 }
 

@@ -395,6 +395,8 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
         .mode = e->cfg.cold_mode,
         .dir = e->cfg.cold_dir,
         .max_bytes = e->cfg.cold_max_bytes,
+        .write_budget = e->cfg.cold_write_budget,
+        .ttl_s = e->cfg.cold_ttl_s,
         .root = e->root,
         .model_json = json.failed ? "{}\n" : json.ptr,
         .gone = e->gone,

@@ -35,6 +35,9 @@ typedef struct mx_engine_config {
     mx_cold_mode cold_mode;
     uint64_t cold_max_bytes;
     uint32_t cold_min_tokens; /* --ssd-session-cache-min-tokens */
+    uint64_t cold_min_us;     /* --ssd-session-cache-min-ms; 0 = no such rule */
+    uint64_t cold_ttl_s;      /* --ssd-session-cache-ttl; 0 = never */
+    uint64_t cold_write_budget; /* --ssd-write-budget; 0 = no limit */
     mx_ssd_restore ssd_restore;
     mx_cold_tuning cold_tuning; /* of tests; {0} = the defaults */
 } mx_engine_config;

@@ -480,6 +480,11 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
     {
         return;
     }
+    if (e->us_per_token > 0 &&
+        e->us_per_token * (double)r->seq.n_tokens < (double)e->cfg.cold_min_us)
+    {
+        return; /* computed again before anybody has noticed */
+    }
     size_t n_full = r->seq.n_tokens / MX_PAGE_TOKENS;
     while (r->n_cold_pages < n_full) {
         mx_page *page = r->seq.pages[r->n_cold_pages];

@@ -94,7 +94,9 @@ static void refusals(void **state)
         {"--ssd-session-cache", "maybe", "on|off|write-only"}, {"--max-batch", "0",
                                                                 "--max-batch"},
         {"--strict-model=perhaps", NULL, "--strict-model"}, {"--host", "", "--host"},
-        {"--api-key", "", "--api-key"},
+        {"--api-key", "", "--api-key"}, {"--ssd-session-cache-ttl", "3w", "12h or 30d"},
+        {"--ssd-session-cache-ttl", "d", "12h or 30d"}, {"--ssd-session-cache-ttl", "1dd", "12h"},
+        {"--ssd-session-cache-ttl", "-1", "12h"}, {"--ssd-write-budget", "much", "size"},
     };
     for (size_t i = 0; i < MX_COUNT(rows); i++) {
         mx_settings s;
@@ -150,6 +152,21 @@ static void sizes(void **state)
         if (mx_parse_size(bad[i], &n)) {
             fail_msg("\"%s\" was accepted as %llu", bad[i], (unsigned long long)n);
         }
+    }
+}
+
+static void times(void **state)
+{
+    (void)state;
+    static const struct { const char *text; uint64_t seconds; } rows[] = {
+        {"0", 0}, {"90", 90}, {"90s", 90}, {"5m", 300}, {"12h", 43200}, {"30d", 2592000}};
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        mx_settings s;
+        mx_errbuf eb;
+        assert_int_equal(parse(&s, "--ssd-session-cache-ttl", rows[i].text, NULL, NULL, &eb),
+                         MX_OK);
+        assert_int_equal(s.ssd_ttl_s, rows[i].seconds);
+        mx_settings_free(&s);
     }
 }
 
@@ -225,6 +242,7 @@ int main(void)
         cmocka_unit_test(sources),
         cmocka_unit_test(refusals),
         cmocka_unit_test(sizes),
+        cmocka_unit_test(times),
         cmocka_unit_test(help_names_every_setting),
         cmocka_unit_test(free_memory),
     };

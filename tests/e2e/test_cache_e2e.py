@@ -291,3 +291,20 @@ def test_keys_do_not_see_each_others_prefixes(start):
         r = s.post("/v1/chat/completions", body, headers={"Authorization": "Bearer " + key})
         modes.append(r.json()["usage"]["cache_mode"])
     assert modes == ["cold", "cold", "warm_prefix", "warm_prefix"]
+
+
+def test_write_budget_outlives_a_restart(start):
+    s = start("--ssd-write-budget", "4M", *EXACT)
+    s.chat(conversation(31))
+    s.chat(conversation(32))
+    assert s.stop() == 0
+    s = start("--ssd-write-budget", "4M", "--ssd-session-cache-ttl", "30d", *EXACT)
+    s.chat(conversation(33))
+    s.chat(conversation(34))
+    ssd = s.info()["ssd"]
+    assert 0 < ssd["bytes_today"] <= 4 << 20 and ssd["files_expired"] == 0
+    assert ssd["dropped_budget"] > 0 and not ssd["is_degraded"]
+    assert "--ssd-write-budget" in "".join(s.log_lines)
+    assert s.stop() == 0
+    s = start(*EXACT)
+    assert s.chat(conversation(31)).cached > 64
