@@ -349,9 +349,25 @@ MX_INLINE void direct_sums(const mx_qtype type, const uint8_t *q, const int p0, 
     }
 }
 
+/* Few rows wait for memory, and the hardware's own prefetching ends at every 4 KiB. Asked for this far
+ * ahead, decoding took 0.55 of the time; 1.5, 4 and 16 KiB were slower (Xeon with AVX-512). */
+enum { DIRECT_AHEAD = 8192 };
+
+/* Asks for the eighth `s32` of the group that lies DIRECT_AHEAD behind this one. */
+MX_INLINE void direct_prefetch(const mx_qtype type, const uint8_t *group, const int s32)
+{
+    const size_t step = (mx_group_bytes(type, MX_GROUP_SUBS) / MX_GROUP_SUBS + 63) / 64 * 64;
+    const uint8_t *p = group + DIRECT_AHEAD + (size_t)s32 * step;
+    MX_UNROLL
+    for (size_t i = 0; i < step; i += 64) {
+        __builtin_prefetch(p + i, 0, 3);
+    }
+}
+
 MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const group_rows *g,
                             const size_t *rows, const int tm, v16f *acc)
 {
+    const uint8_t *first = group;
     const int sub = mx_sub_of(type);
     const int per = MX_SUB_BLOCK / sub;
     const int offset = mx_offset_of(type);
@@ -368,6 +384,7 @@ MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const gro
         t[r] = vf_zero();
     }
     for (int s32 = 0; s32 < g->n_subs; s32++, group += quant_bytes) {
+        direct_prefetch(type, first, s32);
         MX_UNROLL
         for (int h = 0; h < per; h++) {
             const int s = s32 * per + h;
