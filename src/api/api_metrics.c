@@ -89,6 +89,14 @@ static void ram(mx_buf *b, const mx_engine_stats *s)
         s->bank.refused_entries);
 }
 
+static void verified(mx_buf *b, const mx_engine_stats *s)
+{
+    static const char name[] = "mtplx_restores_verified_total";
+    family(b, name, "counter", "With --verify-restore: restores that were computed again.");
+    sample_u(b, name, "{result=\"equal\"}", s->n_verified);
+    sample_u(b, name, "{result=\"different\"}", s->n_verify_failed);
+}
+
 static void evictions(mx_buf *b, const mx_engine_stats *s)
 {
     static const char name[] = "mtplx_evictions_total";
@@ -167,6 +175,7 @@ void mx_api_get_metrics(mx_api *a, mx_http_exchange *x)
         reuse(&b, &s);
         ram(&b, &s);
         evictions(&b, &s);
+        verified(&b, &s);
         if (s.has_cold) {
             disk(&b, &s);
         }

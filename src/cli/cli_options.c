@@ -88,6 +88,8 @@ static const mx_option rows[] = {
      "bytes that are written to that folder in a day (UTC); 0 = no limit"},
     {"ssd-restore", OPT_CHOICE, AT(ssd_restore), NULL, "auto", 0, 0, restore_words,
      "auto: read from disk only when that is faster than computing"},
+    {"verify-restore", OPT_FLAG, AT(verify_restore), NULL, NULL, 0, 0, NULL,
+     "compute every restored prefix again and compare all bits; slow, for finding faults"},
     {"shutdown-drain", OPT_NUMBER, AT(drain_s), "SECONDS", "10", 0, 3600, NULL,
      "how long running answers may take to end at shutdown"},
     {"shutdown-flush", OPT_NUMBER, AT(flush_s), "SECONDS", "30", 0, 3600, NULL,

@@ -252,6 +252,7 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
         .cold_min_us = o->ssd_min_ms * 1000,
         .cold_ttl_s = o->ssd_ttl_s,
         .cold_write_budget = o->ssd_write_budget,
+        .verify_restore = o->verify_restore,
         .ssd_restore = (mx_ssd_restore)o->ssd_restore,
     };
     MX_TRY(mx_engine_start(&s->engine, &engine, eb));

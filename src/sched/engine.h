@@ -13,6 +13,8 @@
 #ifndef MX_ENGINE_H
 #define MX_ENGINE_H
 
+#include <stdatomic.h>
+
 #include "bank/bank.h"
 #include "base/buf.h"
 #include "cold/cold.h"
@@ -39,6 +41,8 @@ typedef struct mx_engine_config {
     uint64_t cold_ttl_s;      /* --ssd-session-cache-ttl; 0 = never */
     uint64_t cold_write_budget; /* --ssd-write-budget; 0 = no limit */
     mx_ssd_restore ssd_restore;
+    bool verify_restore;        /* --verify-restore: compute again what is restored, and compare */
+    atomic_bool *spoil_restore; /* of tests: true = the next restored page gets a wrong bit, once */
     mx_cold_tuning cold_tuning; /* of tests; {0} = the defaults */
 } mx_engine_config;
 
@@ -162,6 +166,7 @@ typedef struct mx_engine_stats {
     bool has_cold;
     mx_cold_stats cold;
     uint64_t n_requests, n_prompt_tokens, n_ram_tokens, n_ssd_tokens, n_generated_tokens;
+    uint64_t n_verified, n_verify_failed; /* with verify_restore: restores that were as computed, or not */
     uint64_t n_requeued;      /* runs that gave way for want of pages */
     /* Since the start; a request counts when its prompt is admitted. */
     uint64_t n_restores[MX_RESTORE_STEM + 1]; /* by mx_restore_kind */

@@ -140,8 +140,26 @@ void mx_admit_unfollow(mx_request *r)
 
 /* ---- the statistics of the prompt, settled once ----------------------------------------------- */
 
+/* What was restored is wrong: nothing in RAM is believed any more, and this request uses and keeps
+ * nothing, so that it cannot be given the same page by somebody who still holds it. */
+static void drop_restored(mx_engine *e, mx_request *r)
+{
+    mx_seq_free(&r->seq);
+    mx_seq_init(&r->seq, e->pool, &r->root);
+    r->hidden_at = 0;
+    r->n_cold_pages = 0;
+    r->params.cache = MX_CACHE_OFF;
+    mx_bank_forget_all(e->bank);
+}
+
 static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind kind, bool not_worth)
 {
+    if (e->cfg.verify_restore && r->seq.n_tokens > 0 && !r->is_approximate
+        && !mx_verify_restored(e, r))
+    {
+        drop_restored(e, r);
+        n_ssd = 0;
+    }
     if (follow(e, r, r->seq.n_tokens)) {
         return;
     }

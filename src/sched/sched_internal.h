@@ -225,6 +225,8 @@ size_t mx_stop_next(const mx_engine *e, const mx_request *r);
  * been asked for too many. */
 bool mx_stop_want(const mx_engine *e, mx_request *o, size_t n);
 /* r starts: where it leaves what is stored, the next one may, too. */
+/* sched_verify.c: computes what r->seq was given again. False: some bit differs (logged). */
+bool mx_verify_restored(mx_engine *e, mx_request *r);
 void mx_stop_learn(const mx_engine *e, mx_request *r);
 /* What saves fewer tokens is not worth a state, which is megabytes. */
 enum { MX_STOP_MIN_TOKENS = 32 };

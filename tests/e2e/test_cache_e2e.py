@@ -308,3 +308,16 @@ def test_write_budget_outlives_a_restart(start):
     assert s.stop() == 0
     s = start(*EXACT)
     assert s.chat(conversation(31)).cached > 64
+
+
+def test_verify_restore(start):
+    chat = conversation(35)
+    s = start("--verify-restore", *EXACT)
+    cold, warm = s.chat(chat, max_tokens=8), s.chat(chat, max_tokens=8)
+    assert s.stop() == 0
+    s = start("--verify-restore", *EXACT)
+    from_disk = s.chat(chat, max_tokens=8)
+    assert (cold.mode, warm.mode, from_disk.mode) == ("cold", "warm_prefix", "ssd")
+    assert cold.text == warm.text == from_disk.text
+    assert 'mtplx_restores_verified_total{result="equal"} 1' in s.get("/metrics").text
+    assert 'mtplx_restores_verified_total{result="different"} 0' in s.get("/metrics").text

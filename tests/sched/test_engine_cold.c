@@ -322,6 +322,46 @@ static void repetition_writes_nothing(void **state)
     rig_close(&g);
 }
 
+/* --verify-restore: from RAM and from files all is as computed; a page with one wrong bit is noticed,
+ * and the answer is the right one all the same, now and later. */
+static void wrong_bit_is_noticed(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    atomic_bool spoil = false;
+    g.cfg.verify_restore = true;
+    g.cfg.spoil_restore = &spoil;
+    prompt p;
+    make_prompt(&p, 51);
+    uint64_t us;
+    mx_engine_stats st;
+    rig_start(&g);
+    ask_both(&g, &p, "first", &us);
+    wait_written(&g);
+    mx_request_stats s = ask_both(&g, &p, "from RAM", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_WARM_PREFIX);
+    rig_stop(&g);
+    rig_start(&g);
+    s = ask_both(&g, &p, "from files", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    mx_engine_get_stats(g.engine, &st);
+    assert_true(st.n_verified >= 1);
+    assert_int_equal(st.n_verify_failed, 0);
+
+    wait_written(&g);
+    atomic_store(&spoil, true);
+    s = ask_both(&g, &p, "spoilt", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_COLD);
+    mx_engine_get_stats(g.engine, &st);
+    assert_int_equal(st.n_verify_failed, 1);
+    s = ask_both(&g, &p, "after it", &us); /* the files are good */
+    assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    mx_engine_get_stats(g.engine, &st);
+    assert_int_equal(st.n_verify_failed, 1);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -331,6 +371,7 @@ int main(void)
         cmocka_unit_test(pages_that_cannot_be_read_are_written_anew),
         cmocka_unit_test(what_was_removed_is_stored_again),
         cmocka_unit_test(repetition_writes_nothing),
+        cmocka_unit_test(wrong_bit_is_noticed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * --verify-restore: the promise, checked. What a restore gave is computed again from the tokens, in a
+ * sequence of its own, and compared bit for bit: rows of all pages, the state, the hidden vector.
+ *
+ * It runs at once, between two passes, and everybody waits for it: it is for people who doubt their
+ * memory, their disk or this program, and costs what the cache had saved.
+ */
+#include "sched/sched_internal.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+
+/* Computes the first n tokens of r; the last one's hidden vector goes to e->hidden. */
+static mx_err compute(mx_engine *e, const mx_request *r, mx_seq *seq, size_t n, mx_errbuf *eb)
+{
+    while (seq->n_tokens < n) {
+        size_t first = seq->n_tokens;
+        size_t count = mx_min_size(n - first, e->cfg.prefill_chunk);
+        mx_err err = mx_seq_reserve(seq, count);
+        if (err == MX_E_FULL) {
+            size_t n_pages = count / MX_PAGE_TOKENS + 2 + 2 * mx_kv_pool_state_pages(e->pool);
+            (void)mx_bank_evict(e->bank, n_pages);
+            err = mx_seq_reserve(seq, count);
+        }
+        MX_TRY(err);
+        for (size_t i = 0; i < count; i++) {
+            e->rows[i] = (mx_batch_row){.seq = seq,
+                                        .pos = (uint32_t)(first + i),
+                                        .token = r->tokens[first + i],
+                                        .hidden_to = first + i + 1 == n ? 0 : -1};
+        }
+        mx_batch batch = {.rows = e->rows,
+                          .n_rows = (uint32_t)count,
+                          .hidden = e->hidden,
+                          .n_hidden_rows = first + count == n};
+        uint32_t bad_row = 0;
+        MX_TRY(mx_model_forward(e->model, &batch, &bad_row, eb));
+        mx_seq_commit(seq, r->tokens + first, count);
+    }
+    return MX_OK;
+}
+
+static size_t first_difference(const uint8_t *a, const uint8_t *b, size_t n)
+{
+    size_t i = 0;
+    while (i < n && a[i] == b[i]) {
+        i++;
+    }
+    return i;
+}
+
+/* False: the rows of some page differ; says which. */
+static bool are_pages_equal(const mx_engine *e, const mx_request *r, const mx_seq *right,
+                            uint8_t *got, uint8_t *want)
+{
+    const mx_kv_shape *shape = mx_kv_pool_shape(e->pool);
+    for (size_t i = 0; i * MX_PAGE_TOKENS < right->n_tokens; i++) {
+        uint32_t n_rows = (uint32_t)mx_min_size(right->n_tokens - i * MX_PAGE_TOKENS,
+                                                MX_PAGE_TOKENS);
+        size_t n = mx_kv_rows_bytes(shape, n_rows);
+        mx_page_pack_rows(shape, got, r->seq.pages[i]->payload, n_rows);
+        mx_page_pack_rows(shape, want, right->pages[i]->payload, n_rows);
+        size_t at = first_difference(got, want, n);
+        if (at < n) {
+            mx_log(MX_LOG_ERROR, "verify: request=%s the restored keys and values are not those of "
+                   "the tokens: page=%zu positions=%zu..%zu layer=%zu byte=%zu", r->params.id, i,
+                   i * MX_PAGE_TOKENS, i * MX_PAGE_TOKENS + n_rows - 1,
+                   at / (n / shape->n_layers), at);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_equal(const mx_engine *e, const mx_request *r, const mx_seq *right, uint8_t *scratch,
+                     size_t page_bytes)
+{
+    if (!are_pages_equal(e, r, right, scratch, scratch + page_bytes)) {
+        return false;
+    }
+    size_t n_state = mx_kv_pool_shape(e->pool)->state_bytes;
+    if (n_state > 0 && memcmp(r->seq.state->data, right->state->data, n_state) != 0) {
+        mx_log(MX_LOG_ERROR, "verify: request=%s the restored state is not that of the tokens: "
+               "position=%zu byte=%zu", r->params.id, right->n_tokens,
+               first_difference(r->seq.state->data, right->state->data, n_state));
+        return false;
+    }
+    bool has_hidden = r->hidden_at > 0 && r->hidden_at == right->n_tokens;
+    if (has_hidden && memcmp(r->hidden, e->hidden, e->mc->n_embd * sizeof *e->hidden) != 0) {
+        mx_log(MX_LOG_ERROR, "verify: request=%s the restored hidden vector is not that of the "
+               "tokens: position=%zu", r->params.id, right->n_tokens);
+        return false;
+    }
+    return true;
+}
+
+bool mx_verify_restored(mx_engine *e, mx_request *r)
+{
+    size_t page_bytes = mx_kv_pool_page_bytes(e->pool);
+    if (e->cfg.spoil_restore != NULL && atomic_exchange(e->cfg.spoil_restore, false)) {
+        mx_page *page = r->seq.pages[r->seq.n_pages / 2];
+        page->payload[0] ^= 1; /* a row of layer 0 */
+    }
+    mx_seq right;
+    mx_errbuf eb = {{0}};
+    mx_seq_init(&right, e->pool, &r->root);
+    uint8_t *scratch = mx_alloc(2 * page_bytes);
+    mx_err err = scratch != NULL ? compute(e, r, &right, r->seq.n_tokens, &eb) : MX_E_NOMEM;
+    bool is_good = true;
+    if (err == MX_OK) {
+        is_good = is_equal(e, r, &right, scratch, page_bytes);
+        e->live.n_verified += is_good;
+        e->live.n_verify_failed += !is_good;
+        if (!is_good) {
+            mx_log(MX_LOG_ERROR, "verify: request=%s all that is in RAM is dropped and the answer is "
+                   "computed; files in the cache folder stay (`mtplx cache verify`, `rm`)",
+                   r->params.id);
+        }
+    } else {
+        mx_log(MX_LOG_WARN, "verify: request=%s cannot compute tokens=%zu again: %s %s",
+               r->params.id, r->seq.n_tokens, mx_err_name(err), eb.text);
+    }
+    mx_free(scratch);
+    mx_seq_rollback(&right);
+    mx_seq_free(&right);
+    return is_good;
+}
