@@ -76,7 +76,7 @@ static const mx_option rows[] = {
      "keep computed prompts on disk, so that they are found again after a restart"},
     {"ssd-session-cache-dir", OPT_TEXT, AT(ssd_dir), "DIR", NULL, 0, 0, NULL,
      "where; default ~/.mtplx/session_cache"},
-    {"ssd-session-cache-max-size", OPT_SIZE, AT(ssd_max_size), "SIZE", "0", 0, 0, NULL,
+    {"ssd-session-cache-max-size", OPT_SIZE, AT(ssd_max_size), "SIZE", "0", 1u << 20, 0, NULL,
      "limit of that folder; 0 = a tenth of the free space, at most 32 GiB"},
     {"ssd-session-cache-min-tokens", OPT_NUMBER, AT(ssd_min_tokens), "N", "32", 0, 1u << 24, NULL,
      "shorter prompts are not written"},

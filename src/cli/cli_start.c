@@ -123,10 +123,17 @@ static mx_err size_up(mx_settings *o, const char *model_path, mx_errbuf *eb)
     if (o->threads == 0) {
         o->threads = mx_machine_cores();
     }
+    uint64_t available = mx_machine_free_bytes("");
+    if (available != 0 && o->kv_budget > available) {
+        char asked[32], there[32];
+        mx_print_size(asked, sizeof asked, o->kv_budget);
+        mx_print_size(there, sizeof there, available);
+        mx_log(MX_LOG_WARN, "--kv-budget: %s are more than the %s of memory that are free: when "
+               "the bank fills them the system may end this process", asked, there);
+    }
     if (o->kv_budget == 0) {
         /* The model is loaded later and takes about its file's size. */
         uint64_t file = mx_gguf_files_bytes(model_path);
-        uint64_t available = mx_machine_free_bytes("");
         if (available == 0) {
             return mx_fail(eb, MX_E_NOT_FOUND, "cannot find out how much memory is free; say how "
                            "much the session bank may use: --kv-budget 2G");

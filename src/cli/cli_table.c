@@ -209,6 +209,11 @@ static mx_err set_value(void *base, const mx_option *o, const char *text, bool i
                            "4G",
                            shown, text);
         }
+        if (*(uint64_t *)to != 0 && *(uint64_t *)to < o->min) {
+            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be 0 or at least %llu bytes: "
+                           "give the unit, as in 512M or 4G",
+                           shown, text, (unsigned long long)o->min);
+        }
         return MX_OK;
     case OPT_TIME:
         if (!parse_time(text, to)) {

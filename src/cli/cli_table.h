@@ -42,7 +42,7 @@ typedef struct mx_option {
     size_t offset;
     const char *metavar;
     const char *initial;   /* default as text; NULL = unset */
-    uint64_t min, max;     /* numbers */
+    uint64_t min, max;     /* numbers; min of sizes, too, beside 0 */
     const mx_option_word *words; /* of a choice; the last has the word NULL */
     const char *help;
 } mx_option;

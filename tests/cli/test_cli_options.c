@@ -97,6 +97,7 @@ static void refusals(void **state)
         {"--api-key", "", "--api-key"}, {"--ssd-session-cache-ttl", "3w", "12h or 30d"},
         {"--ssd-session-cache-ttl", "d", "12h or 30d"}, {"--ssd-session-cache-ttl", "1dd", "12h"},
         {"--ssd-session-cache-ttl", "-1", "12h"}, {"--ssd-write-budget", "much", "size"},
+        {"--ssd-session-cache-max-size", "10", "give the unit"},
     };
     for (size_t i = 0; i < MX_COUNT(rows); i++) {
         mx_settings s;
