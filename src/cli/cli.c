@@ -43,9 +43,9 @@ static const command *find_command(const char *name)
     return NULL;
 }
 
-static int wrong_usage(const char *what)
+static int no_command(const char *name)
 {
-    fprintf(stderr, "mtplx: %s; `mtplx help` shows what is possible\n", what);
+    fprintf(stderr, "mtplx: there is no command `%s`; `mtplx help` lists them\n", name);
     return 2;
 }
 
@@ -61,8 +61,12 @@ static int run_help(int argc, char **argv)
         return 0;
     }
     const command *c = find_command(argv[0]);
-    if (c == NULL || argc > 1) {
-        return wrong_usage(c == NULL ? "there is no such command" : "help takes one command");
+    if (c == NULL) {
+        return no_command(argv[0]);
+    }
+    if (argc > 1) {
+        fprintf(stderr, "mtplx: help takes one command, `%s` is one too many\n", argv[1]);
+        return 2;
     }
     printf("%s: %s\n", c->usage, c->summary);
     mx_buf b = {0};
@@ -96,7 +100,7 @@ int mx_cli_main(int argc, char **argv)
     }
     const command *c = find_command(name);
     if (c == NULL) {
-        return wrong_usage("there is no such command");
+        return no_command(name);
     }
     for (int i = 2; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {

@@ -81,6 +81,9 @@ def test_small_commands(tmp_path):
     assert "start" in run_mtplx("help").stdout
     assert "best level" in run_mtplx("inspect", "--cpu").stdout
     assert run_mtplx().returncode == 2
+    for args in (("srve",), ("help", "srve"), ("help", "start", "srve")):
+        r = run_mtplx(*args)
+        assert r.returncode == 2 and "`srve`" in r.stderr and not r.stdout, args
 
 
 def test_bench_model(tmp_path):
