@@ -432,4 +432,45 @@ HELP size_t help_read_talk(mx_cold *c, const talk *t, size_t n)
     return gained;
 }
 
+/* ---- what most tests begin with -------------------------------------------------------------- */
+
+/* A folder and its settings; the folder of the root within it; conversations for the test to make. */
+typedef struct help_bed {
+    char dir[256], root_dir[400];
+    mx_hash256 root;
+    mx_cold_config cfg;
+    talk talk, other;
+} help_bed;
+
+HELP int help_setup(void **arg)
+{
+    help_bed *s = calloc(1, sizeof *s);
+    assert_non_null(s);
+    help_make_folder(s->dir);
+    s->root = help_root(1);
+    s->cfg = help_config(s->dir, &s->root);
+    char hex[65];
+    mx_hash256_hex(&s->root, hex);
+    snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, hex);
+    *arg = s;
+    return 0;
+}
+
+/* The same where files may be deleted at any age. */
+HELP int help_setup_ageless(void **arg)
+{
+    help_setup(arg);
+    help_bed *s = *arg;
+    s->cfg.tuning.delete_age_s = -1;
+    return 0;
+}
+
+HELP int help_teardown(void **arg)
+{
+    help_bed *s = *arg;
+    help_remove_tree(s->dir);
+    free(s);
+    return 0;
+}
+
 #endif

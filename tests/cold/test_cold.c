@@ -5,30 +5,7 @@
  */
 #include "cold/cold_help.h"
 
-typedef struct state {
-    char dir[256];
-    mx_hash256 root;
-    mx_cold_config cfg;
-    talk talk, other;
-} state;
-
-static int setup(void **arg)
-{
-    state *s = calloc(1, sizeof *s);
-    help_make_folder(s->dir);
-    s->root = help_root(1);
-    s->cfg = help_config(s->dir, &s->root);
-    *arg = s;
-    return 0;
-}
-
-static int teardown(void **arg)
-{
-    state *s = *arg;
-    help_remove_tree(s->dir);
-    free(s);
-    return 0;
-}
+typedef help_bed state;
 
 static void test_write_and_read_back(void **arg)
 {
@@ -333,7 +310,7 @@ static void test_two_on_one_folder(void **arg)
 int main(void)
 {
     mx_log_set_level(MX_LOG_ERROR);
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define T(f) cmocka_unit_test_setup_teardown(f, help_setup, help_teardown)
     const struct CMUnitTest tests[] = {
         T(test_write_and_read_back),
         T(test_restart),

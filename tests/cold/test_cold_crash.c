@@ -12,30 +12,7 @@
 
 enum { N_TALKS = 12, TURNS = 6 };
 
-typedef struct state {
-    char dir[256];
-    mx_hash256 root;
-    mx_cold_config cfg;
-    talk talk;
-} state;
-
-static int setup(void **arg)
-{
-    state *s = calloc(1, sizeof *s);
-    help_make_folder(s->dir);
-    s->root = help_root(1);
-    s->cfg = help_config(s->dir, &s->root);
-    *arg = s;
-    return 0;
-}
-
-static int teardown(void **arg)
-{
-    state *s = *arg;
-    help_remove_tree(s->dir);
-    free(s);
-    return 0;
-}
+typedef help_bed state;
 
 static size_t turn_tokens(unsigned number, unsigned turn)
 {
@@ -200,7 +177,7 @@ static void test_several_processes(void **arg)
 int main(void)
 {
     mx_log_set_level(MX_LOG_ERROR);
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define T(f) cmocka_unit_test_setup_teardown(f, help_setup, help_teardown)
     const struct CMUnitTest tests[] = {
         T(test_kill_at_random_moments),
         T(test_several_processes),

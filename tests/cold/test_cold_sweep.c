@@ -7,34 +7,7 @@
 #include <sys/file.h>
 #include <sys/mount.h>
 
-typedef struct state {
-    char dir[256], root_dir[400];
-    mx_hash256 root;
-    mx_cold_config cfg;
-    talk talk, other;
-} state;
-
-static int setup(void **arg)
-{
-    state *s = calloc(1, sizeof *s);
-    help_make_folder(s->dir);
-    s->root = help_root(1);
-    s->cfg = help_config(s->dir, &s->root);
-    s->cfg.tuning.delete_age_s = -1;
-    char hex[65];
-    mx_hash256_hex(&s->root, hex);
-    snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, hex);
-    *arg = s;
-    return 0;
-}
-
-static int teardown(void **arg)
-{
-    state *s = *arg;
-    help_remove_tree(s->dir);
-    free(s);
-    return 0;
-}
+typedef help_bed state;
 
 static void set_age(const char *path, int64_t age_s)
 {
@@ -523,7 +496,7 @@ static void test_remove_all(void **arg)
 int main(void)
 {
     mx_log_set_level(MX_LOG_ERROR);
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define T(f) cmocka_unit_test_setup_teardown(f, help_setup_ageless, help_teardown)
     const struct CMUnitTest tests[] = {
         T(test_over_budget_goes_leaf_first),
         T(test_reading_makes_young),

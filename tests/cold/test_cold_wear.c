@@ -11,34 +11,13 @@
 
 enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
 
-typedef struct state {
-    char dir[256], root_dir[400], wear[300];
-    mx_hash256 root;
-    mx_cold_config cfg;
-    talk talk, other;
-} state;
+typedef help_bed state;
 
-static int setup(void **arg)
+static void spill_wear(const state *s, const void *text, size_t n)
 {
-    state *s = calloc(1, sizeof *s);
-    help_make_folder(s->dir);
-    s->root = help_root(1);
-    s->cfg = help_config(s->dir, &s->root);
-    s->cfg.tuning.delete_age_s = -1;
-    char hex[65];
-    mx_hash256_hex(&s->root, hex);
-    snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, hex);
-    snprintf(s->wear, sizeof s->wear, "%s/v1/written.txt", s->dir);
-    *arg = s;
-    return 0;
-}
-
-static int teardown(void **arg)
-{
-    state *s = *arg;
-    help_remove_tree(s->dir);
-    free(s);
-    return 0;
+    char path[300];
+    snprintf(path, sizeof path, "%s/v1/written.txt", s->dir);
+    help_spill(path, text, n);
 }
 
 static mx_cold *open_settled(const mx_cold_config *cfg)
@@ -108,7 +87,7 @@ static void put_wear(const state *s, int64_t day, uint64_t bytes)
     char text[96];
     int n = snprintf(text, sizeof text, "day %lld bytes %llu\n", (long long)day,
                      (unsigned long long)bytes);
-    help_spill(s->wear, (const uint8_t *)text, (size_t)n);
+    spill_wear(s, text, (size_t)n);
 }
 
 /* Pages of a fresh conversation that the budget lets through. */
@@ -154,7 +133,7 @@ static void test_write_budget(void **arg)
     assert_int_equal(count_writes(c, &s->talk, &s->root, 4), 2);
     mx_cold_close(c);
 
-    help_spill(s->wear, (const uint8_t *)"rubbish", 7);
+    spill_wear(s, "rubbish", 7);
     s->cfg.write_budget = 0;
     c = open_settled(&s->cfg);
     assert_int_equal(count_writes(c, &s->talk, &s->root, 5), 10);
@@ -304,7 +283,7 @@ static void test_quarantine_is_bounded_in_bytes(void **arg)
 int main(void)
 {
     mx_log_set_level(MX_LOG_ERROR);
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define T(f) cmocka_unit_test_setup_teardown(f, help_setup_ageless, help_teardown)
     const struct CMUnitTest tests[] = {
         T(test_conversation_writes_its_tokens_once),
         T(test_write_budget),
