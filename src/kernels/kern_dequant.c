@@ -48,11 +48,15 @@ static void scale_min_k4(const uint8_t *sc, int k, uint8_t *scale, uint8_t *min)
     }
 }
 
+/* Runs of 32 with one shift each: what the compiler makes vectors of. */
+
 static void unpack_q2_k(const uint8_t *b, mx_block *out)
 {
-    for (int i = 0; i < 256; i++) {
-        const int half = i / 128;
-        out->q[i] = b[16 + 32 * half + i % 32] >> (2 * (i % 128 / 32)) & 3;
+    for (int run = 0; run < 8; run++) {
+        const uint8_t *qs = b + 16 + 32 * (run / 4);
+        for (int i = 0; i < 32; i++) {
+            out->q[32 * run + i] = qs[i] >> (2 * (run % 4)) & 3;
+        }
     }
     out->d = half_at(b + 80);
     out->dmin = half_at(b + 82);
@@ -65,9 +69,12 @@ static void unpack_q2_k(const uint8_t *b, mx_block *out)
 static void unpack_q3_k(const uint8_t *b, mx_block *out)
 {
     const uint8_t *sc = b + 96;
-    for (int i = 0; i < 256; i++) {
-        const int low = b[32 + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3;
-        out->q[i] = (uint8_t)(low | (b[i % 32] >> (i / 32) & 1) << 2);
+    for (int run = 0; run < 8; run++) {
+        const uint8_t *qs = b + 32 + 32 * (run / 4);
+        for (int i = 0; i < 32; i++) {
+            const int low = qs[i] >> (2 * (run % 4)) & 3;
+            out->q[32 * run + i] = (uint8_t)(low | (b[i] >> run & 1) << 2);
+        }
     }
     out->d = half_at(b + 108);
     for (int s = 0; s < 16; s++) {
@@ -80,14 +87,15 @@ static void unpack_q3_k(const uint8_t *b, mx_block *out)
 static void unpack_q45_k(const uint8_t *b, bool is_q5, mx_block *out)
 {
     const uint8_t *qh = b + 16;
-    const uint8_t *qs = is_q5 ? b + 48 : b + 16;
-    for (int i = 0; i < 256; i++) {
-        const int k = i / 32;
-        int q = qs[32 * (k / 2) + i % 32] >> (4 * (k & 1)) & 15;
-        if (is_q5) {
-            q |= (qh[i % 32] >> k & 1) << 4;
+    for (int k = 0; k < 8; k++) {
+        const uint8_t *qs = b + (is_q5 ? 48 : 16) + 32 * (k / 2);
+        uint8_t *q = out->q + 32 * k;
+        for (int i = 0; i < 32; i++) {
+            q[i] = qs[i] >> (4 * (k & 1)) & 15;
         }
-        out->q[i] = (uint8_t)q;
+        for (int i = 0; is_q5 && i < 32; i++) {
+            q[i] = (uint8_t)(q[i] | (qh[i] >> k & 1) << 4);
+        }
     }
     out->d = half_at(b);
     out->dmin = half_at(b + 2);
@@ -100,13 +108,15 @@ static void unpack_q45_k(const uint8_t *b, bool is_q5, mx_block *out)
 
 static void unpack_q6_k(const uint8_t *b, mx_block *out)
 {
-    for (int i = 0; i < 256; i++) {
-        const int half = i / 128;
-        const int quarter = i % 128 / 32;
-        const int l = i % 32;
-        const int low = b[64 * half + l + 32 * (quarter & 1)] >> (4 * (quarter >> 1)) & 15;
-        const int high = b[128 + 32 * half + l] >> (2 * quarter) & 3;
-        out->q[i] = (uint8_t)(low | high << 4);
+    for (int run = 0; run < 8; run++) {
+        const int quarter = run % 4;
+        const uint8_t *ql = b + 64 * (run / 4) + 32 * (quarter & 1);
+        const uint8_t *qh = b + 128 + 32 * (run / 4);
+        for (int i = 0; i < 32; i++) {
+            const int low = ql[i] >> (4 * (quarter >> 1)) & 15;
+            const int high = qh[i] >> (2 * quarter) & 3;
+            out->q[32 * run + i] = (uint8_t)(low | high << 4);
+        }
     }
     out->d = half_at(b + 208);
     memcpy(out->scale, b + 192, 16);
