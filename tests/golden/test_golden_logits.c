@@ -6,9 +6,9 @@
  * needs a new name in kern.h and docs/numerics.md, or caches written before would be mixed with
  * pages of other numbers.
  *
- * Every architecture, weight type and page type occurs; the default model reads 32 tokens and
- * chooses 32 more. `test_golden_logits --write` makes the file anew, and refuses to change a hash
- * under the old name of the numerics.
+ * Every architecture, weight type, page type and width of activations occurs; the default model
+ * reads 32 tokens and chooses 32 more. `test_golden_logits --write` makes the file anew, and refuses
+ * to change a hash under the old name of the numerics.
  */
 #include "golden_smollm2.h"
 #include "model_rig.h"
@@ -54,10 +54,19 @@ static table computed; /* what this machine says */
 
 static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
 
+/* How a model can be run: each is numbers of its own. */
 static const struct {
-    mx_kv_type type;
+    mx_kv_type kv_type;
+    mx_act_type act_type;
+    bool is_long; /* the default model goes on after its few tokens */
     const char *name;
-} kv_types[] = {{MX_KV_F16, "f16 pages"}, {MX_KV_F32, "f32 pages"}};
+} variants[] = {
+    {MX_KV_F16, MX_ACT_16, true, "f16 pages"},
+    {MX_KV_F32, MX_ACT_16, true, "f32 pages"},
+    {MX_KV_Q8, MX_ACT_16, false, "q8 pages"},
+    {MX_KV_F16, MX_ACT_8, false, "f16 pages, 8-bit activations"},
+};
+enum { VARIANT_DEFAULT = 0, VARIANT_ACT_8 = 3 };
 
 static const struct {
     const char *name;
@@ -212,10 +221,10 @@ static void hash_logits(rig *r, const int32_t *tokens, uint32_t n, uint32_t n_ch
     mx_free(logits);
 }
 
-static size_t check_tiny(const char *model, const mx_tiny_spec *spec, size_t kv)
+static size_t check_tiny(const char *model, const mx_tiny_spec *spec, size_t variant)
 {
     char name[96];
-    snprintf(name, sizeof name, "%s, %s", model, kv_types[kv].name);
+    snprintf(name, sizeof name, "%s, %s", model, variants[variant].name);
     size_t n_wrong = 0;
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
         if (mx_kern_get(levels[l])->level != levels[l]) {
@@ -223,7 +232,8 @@ static size_t check_tiny(const char *model, const mx_tiny_spec *spec, size_t kv)
         }
         rig_options o = rig_default();
         o.level = levels[l];
-        o.kv_type = kv_types[kv].type;
+        o.kv_type = variants[variant].kv_type;
+        o.act_type = variants[variant].act_type;
         rig r = rig_open_tiny(spec, o);
         int32_t tokens[N_TOKENS];
         uint64_t rng = 2026;
@@ -242,8 +252,8 @@ static size_t check_tinies(void)
 {
     size_t n_wrong = 0;
     for (size_t i = 0; i < MX_COUNT(tinies); i++) {
-        for (size_t kv = 0; kv < MX_COUNT(kv_types); kv++) {
-            n_wrong += check_tiny(tinies[i].name, &tinies[i].spec, kv);
+        for (size_t v = 0; v < MX_COUNT(variants); v++) {
+            n_wrong += check_tiny(tinies[i].name, &tinies[i].spec, v);
         }
     }
     for (size_t i = 0; i < MX_COUNT(block_types); i++) {
@@ -256,7 +266,8 @@ static size_t check_tinies(void)
         spec.embd_type = block_types[i].type;
         spec.n_heads = 16;
         spec.n_kv_heads = 8;
-        n_wrong += check_tiny(block_types[i].name, &spec, 0);
+        n_wrong += check_tiny(block_types[i].name, &spec, VARIANT_DEFAULT);
+        n_wrong += check_tiny(block_types[i].name, &spec, VARIANT_ACT_8);
     }
     return n_wrong;
 }
@@ -268,20 +279,21 @@ static size_t check_default_model(const char *path)
         if (mx_kern_get(levels[l])->level != levels[l]) {
             continue;
         }
-        for (size_t kv = 0; kv < MX_COUNT(kv_types); kv++) {
+        for (size_t v = 0; v < MX_COUNT(variants); v++) {
             char name[96], hex[65];
             rig_options o = rig_default();
             o.level = levels[l];
-            o.kv_type = kv_types[kv].type;
+            o.kv_type = variants[v].kv_type;
+            o.act_type = variants[v].act_type;
             o.n_ctx = 128;
             o.max_pages = 4;
             rig r = rig_open(path, o);
-            snprintf(name, sizeof name, "SmolLM2, %d tokens, %s", N_FEW, kv_types[kv].name);
+            snprintf(name, sizeof name, "SmolLM2, %d tokens, %s", N_FEW, variants[v].name);
             hash_logits(&r, golden_tokens, N_FEW, 0, hex);
             n_wrong += take(name, hex, levels[l]);
-            if (!IS_SLOW_BUILD && levels[l] != MX_CPU_PORTABLE) {
+            if (variants[v].is_long && !IS_SLOW_BUILD && levels[l] != MX_CPU_PORTABLE) {
                 snprintf(name, sizeof name, "SmolLM2, %d tokens and %d chosen, %s", GOLDEN_TOKENS,
-                         N_CHOSEN, kv_types[kv].name);
+                         N_CHOSEN, variants[v].name);
                 hash_logits(&r, golden_tokens, GOLDEN_TOKENS, N_CHOSEN, hex);
                 n_wrong += take(name, hex, levels[l]);
             }
