@@ -58,7 +58,7 @@ static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX51
 static const struct {
     mx_kv_type kv_type;
     mx_act_type act_type;
-    bool is_long; /* the default model goes on after its few tokens */
+    bool is_basic; /* runs in slow builds, too; the default model goes on after its few tokens */
     const char *name;
 } variants[] = {
     {MX_KV_F16, MX_ACT_16, true, "f16 pages"},
@@ -253,7 +253,9 @@ static size_t check_tinies(void)
     size_t n_wrong = 0;
     for (size_t i = 0; i < MX_COUNT(tinies); i++) {
         for (size_t v = 0; v < MX_COUNT(variants); v++) {
-            n_wrong += check_tiny(tinies[i].name, &tinies[i].spec, v);
+            if (variants[v].is_basic || !IS_SLOW_BUILD) {
+                n_wrong += check_tiny(tinies[i].name, &tinies[i].spec, v);
+            }
         }
     }
     for (size_t i = 0; i < MX_COUNT(block_types); i++) {
@@ -267,7 +269,9 @@ static size_t check_tinies(void)
         spec.n_heads = 16;
         spec.n_kv_heads = 8;
         n_wrong += check_tiny(block_types[i].name, &spec, VARIANT_DEFAULT);
-        n_wrong += check_tiny(block_types[i].name, &spec, VARIANT_ACT_8);
+        if (!IS_SLOW_BUILD) {
+            n_wrong += check_tiny(block_types[i].name, &spec, VARIANT_ACT_8);
+        }
     }
     return n_wrong;
 }
@@ -280,6 +284,9 @@ static size_t check_default_model(const char *path)
             continue;
         }
         for (size_t v = 0; v < MX_COUNT(variants); v++) {
+            if (!variants[v].is_basic && IS_SLOW_BUILD) {
+                continue;
+            }
             char name[96], hex[65];
             rig_options o = rig_default();
             o.level = levels[l];
@@ -291,7 +298,7 @@ static size_t check_default_model(const char *path)
             snprintf(name, sizeof name, "SmolLM2, %d tokens, %s", N_FEW, variants[v].name);
             hash_logits(&r, golden_tokens, N_FEW, 0, hex);
             n_wrong += take(name, hex, levels[l]);
-            if (variants[v].is_long && !IS_SLOW_BUILD && levels[l] != MX_CPU_PORTABLE) {
+            if (variants[v].is_basic && !IS_SLOW_BUILD && levels[l] != MX_CPU_PORTABLE) {
                 snprintf(name, sizeof name, "SmolLM2, %d tokens and %d chosen, %s", GOLDEN_TOKENS,
                          N_CHOSEN, variants[v].name);
                 hash_logits(&r, golden_tokens, GOLDEN_TOKENS, N_CHOSEN, hex);
@@ -329,7 +336,7 @@ static void bits_are_those_of_every_machine(void **state)
     for (size_t i = 0; i < golden.n; i++) {
         n_tiny += strncmp(golden.entries[i].name, "SmolLM2", 7) != 0;
     }
-    assert_int_equal(n_tiny, computed.n);
+    assert_true(n_tiny == computed.n || (IS_SLOW_BUILD && n_tiny > computed.n));
 }
 
 static void default_model_has_the_same_bits(void **state)
