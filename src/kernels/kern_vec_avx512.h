@@ -23,7 +23,7 @@ enum {
      * twice a cycle, so fewer than 10 wait (185 GMAC/s with 12, 127 with 8 on Sapphire Rapids) */
     VEC_TILE_ROWS = 12,
     VEC_DIRECT_ROWS = 8,
-    VEC_DIRECT_MAX = 8,
+    VEC_DIRECT_MAX = 16, /* twice 8: unpacking a panel again from L2 costs less than expanding it */
     VEC_CHAINS = 8,
     VEC_WIDE_1 = 4,
     VEC_WIDE_2 = 4,
