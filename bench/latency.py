@@ -7,7 +7,8 @@
 Starts a server, lets some streams run, and sends a long prompt, several times. Prints the time
 between two tokens of a stream (p50, p99, longest) and the streams' speed with and without the prompt
 being read, and how long the prompt took beside what it takes on an idle server. The streams are to
-keep at least half of their speed.
+keep at least half of their speed. They grow meanwhile, and a token costs more the more stand before
+it: the speed without the prompt is the mean of before and after it.
 """
 import argparse
 import json
@@ -58,6 +59,13 @@ def between(streams, begin, end):
     return gaps, n_tokens / (end - begin) / len(streams)
 
 
+def listen(streams, seconds):
+    """The same from now on for so long."""
+    begin = time.perf_counter()
+    time.sleep(seconds)
+    return between(streams, begin, time.perf_counter())
+
+
 def show(gaps):
     return {"p50_ms": round(benchlib.percentile(gaps, 50), 1),
             "p99_ms": round(benchlib.percentile(gaps, 99), 1), "longest_ms": round(max(gaps), 1)}
@@ -79,12 +87,7 @@ def measure(args, home):
             s.start()
         while min(len(s.times) for s in streams) < 5:
             time.sleep(0.01)
-        begin = time.perf_counter()
-        time.sleep(args.calm)
-        end = time.perf_counter()
-        gaps, speed = between(streams, begin, end)
-        calm += gaps
-        calm_speed.append(speed)
+        before = listen(streams, args.calm)
         begin = time.perf_counter()
         first_token_s(server, benchlib.prompt(args.prompt, "busy %d" % run))
         end = time.perf_counter()
@@ -92,6 +95,9 @@ def measure(args, home):
         busy += gaps
         busy_speed.append(speed)
         prompt_s.append(end - begin)
+        after = listen(streams, args.calm)
+        calm += before[0] + after[0]
+        calm_speed.append((before[1] + after[1]) / 2)
         for s in streams:
             s.is_ended = True
         for s in streams:
@@ -114,7 +120,7 @@ def main():
     p.add_argument("--streams", type=int, default=4)
     p.add_argument("--prompt", type=int, default=4096, help="tokens, about")
     p.add_argument("--runs", type=int, default=5)
-    p.add_argument("--calm", type=float, default=3.0, help="seconds without a prompt, per run")
+    p.add_argument("--calm", type=float, default=3.0, help="seconds without a prompt, before it and after")
     p.add_argument("--threads", type=int)
     p.add_argument("--json", action="store_true")
     args = p.parse_args()

@@ -20,7 +20,9 @@ typedef struct mx_share {
     double decode_us[MX_SHARE_SIZES]; /* a pass of i decode rows alone (the last: or more); 0 = not
                                          measured yet */
     uint32_t age[MX_SHARE_SIZES];     /* shared passes since then */
-    double row_us;                    /* what a prompt row adds to a pass; 0 = not measured yet */
+    double rows_us, rows_rows;        /* sums, decaying, over passes with n prompt rows: n x what they
+                                         added, n x n. Their quotient is what a row adds */
+    double last_rows;                 /* prompt rows of the last pass that had any */
 } mx_share;
 
 /* Prompt rows for a pass with n_decode > 0 decode rows, at most max_rows > 0. 0: leave the prompts
