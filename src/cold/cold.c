@@ -54,7 +54,7 @@ static mx_cold_job *list_pop(job_list *l)
 static bool is_write(const mx_cold_job *job)
 {
     return job->kind == MX_COLD_WRITE_PAGE || job->kind == MX_COLD_WRITE_STATE
-           || job->kind == MX_COLD_WRITE_SESSION;
+           || job->kind == MX_COLD_WRITE_SESSION || job->kind == MX_COLD_CONDEMN;
 }
 
 /* What a queued job keeps from being freed. */
@@ -71,6 +71,11 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
     if (!is_write(job) && c->mode == MX_COLD_WRITE_ONLY) {
         return MX_E_UNSUPPORTED;
     }
+    bool is_condemning = job->kind == MX_COLD_CONDEMN;
+    for (size_t i = 0; is_condemning && i < job->n_pages + job->n_states; i++) {
+        mx_cold_index_set_bad(c->index, i < job->n_pages ? &job->page_ids[i]
+                                                         : &job->state_ids[i - job->n_pages]);
+    }
     pthread_mutex_lock(&c->lock);
     if (atomic_load(&c->is_stopping)) {
         pthread_mutex_unlock(&c->lock);
@@ -85,7 +90,9 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
         size_t bytes = held_bytes(c, job);
         uint64_t held = c->stats.queued_bytes;
         /* A job larger than the whole queue is let in alone: otherwise it never could be. */
-        if (held > 0 && (bytes > c->queue_bytes_max || held > c->queue_bytes_max - bytes)) {
+        if (held > 0 && !is_condemning
+            && (bytes > c->queue_bytes_max || held > c->queue_bytes_max - bytes))
+        {
             c->stats.dropped_full++;
             err = MX_E_FULL;
         } else {

@@ -90,7 +90,8 @@ typedef enum mx_cold_job_kind {
     MX_COLD_READ,
     MX_COLD_WRITE_PAGE,
     MX_COLD_WRITE_STATE,
-    MX_COLD_WRITE_SESSION
+    MX_COLD_WRITE_SESSION,
+    MX_COLD_CONDEMN
 } mx_cold_job_kind;
 
 enum { MX_COLD_NEXT_TOKENS = 8 };
@@ -179,6 +180,13 @@ struct mx_cold_job {
     const uint64_t *state_positions; /* are left out; both like page_ids */
     size_t n_states;
     mx_hash256 session_id;    /* for logs; the file is named by the last page */
+
+    /* CONDEMN in: page_ids[n_pages] and state_ids[n_states], whose content is wrong though their sums
+     * are right. From the submit on they count as absent; the writer, in its turn, moves the files to
+     * quarantine, with `reason`; what is written behind this job stays. Never refused for want of
+     * room. Status: MX_OK also when none was there; else the files are still there, and a server that
+     * starts later believes them. */
+    const char *reason;
 };
 
 /* Hands a job over. MX_E_FULL: the write queue has no room (nothing queued; the caller may retry

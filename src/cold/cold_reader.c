@@ -52,6 +52,7 @@ void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_h
     }
     if (is_gone) {
         mx_cold_index_remove(c->index, id);
+        mx_cold_index_set_good(c->index, id); /* whatever comes under this name is another file */
     } else {
         mx_cold_index_set_bad(c->index, id); /* or it would be read and reported for ever */
     }

@@ -464,6 +464,30 @@ static mx_err store_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
     return err;
 }
 
+/* ---- condemning ------------------------------------------------------------------------------ */
+
+static mx_err condemn_all(mx_cold *c, const mx_cold_job *job)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    mx_errbuf eb = {{0}};
+    mx_err err = mx_cold_folder_ready(f, false, &eb);
+    if (err == MX_E_NOT_FOUND) {
+        return MX_OK; /* no folder, no files */
+    }
+    for (size_t i = 0; err == MX_OK && i < job->n_pages + job->n_states; i++) {
+        bool is_page = i < job->n_pages;
+        const mx_hash256 *id = is_page ? &job->page_ids[i] : &job->state_ids[i - job->n_pages];
+        mx_cold_condemn(c, f, is_page ? MX_COLD_PAGE : MX_COLD_STATE, id, job->reason);
+        err = mx_cold_index_is_bad(c->index, id) ? MX_E_IO : MX_OK;
+    }
+    if (err != MX_OK) {
+        mx_log(MX_LOG_ERROR, "cold: wrong files cannot be moved to quarantine, and a later start of "
+               "the server would use them: `mtplx cache rm --all` removes them; folder=%s %s",
+               c->dir, eb.text);
+    }
+    return err;
+}
+
 /* ---- a job ----------------------------------------------------------------------------------- */
 
 void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
@@ -471,6 +495,11 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
     uint64_t start = mx_now_us();
     mx_errbuf eb = {{0}};
     mx_err err;
+    if (job->kind == MX_COLD_CONDEMN) {
+        job->status = condemn_all(c, job);
+        job->elapsed_us = mx_now_us() - start;
+        return;
+    }
     bool is_object = job->kind != MX_COLD_WRITE_SESSION;
     if (!(is_object ? is_valid_object(c, job) : is_valid_session(job))) {
         err = MX_E_INVALID;

@@ -140,8 +140,9 @@ void mx_admit_unfollow(mx_request *r)
 
 /* ---- the statistics of the prompt, settled once ----------------------------------------------- */
 
-/* What was restored is wrong: nothing in RAM is believed any more, and this request uses and keeps
- * nothing, so that it cannot be given the same page by somebody who still holds it. */
+/* What was restored is wrong: nothing in RAM is believed any more, the files of what differs are
+ * condemned, and this request uses and keeps nothing, so that it cannot be given the same page by
+ * somebody who still holds it. The next one computes the right pages, and they are stored. */
 static void drop_restored(mx_engine *e, mx_request *r)
 {
     mx_seq_free(&r->seq);
@@ -243,6 +244,7 @@ static void start(mx_engine *e, mx_request *r)
     r->admit_us = mx_now_us();
     r->leader = NULL;
     r->hidden_at = 0;
+    r->has_cold_tail = false;
     r->match = (mx_bank_match){0};
     if (r->params.cache == MX_CACHE_OFF) {
         activate(e, r, 0, MX_RESTORE_NONE, false);
@@ -334,7 +336,7 @@ mx_restore_kind mx_admit_cold_kind(const mx_engine *e, const mx_cold_job *job)
     return is_near ? MX_RESTORE_NEAR_PREFIX : MX_RESTORE_STEM;
 }
 
-/* Appends what was read, up to position `end`. */
+/* Appends what was read, up to position `end`. The file of a tail is remembered. */
 static void push_read_pages(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages,
                             size_t end)
 {
@@ -347,6 +349,10 @@ static void push_read_pages(mx_engine *e, mx_request *r, const mx_cold_job *job,
         mx_page_link(page, parent, &r->root, tokens, n_rows);
         tokens += n_rows;
         pages[i] = NULL;
+        if (i >= job->n_full) {
+            r->has_cold_tail = true;
+            r->cold_tail_id = job->tail_id;
+        }
         if (mx_seq_push_page(&r->seq, page, n_rows) != MX_OK) {
             mx_page_unref(e->pool, page);
             break;

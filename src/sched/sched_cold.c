@@ -203,7 +203,8 @@ bool mx_ticket_query(mx_engine *e, mx_query *q, const mx_hash256 *root, const in
 static bool give_back_pages(mx_engine *e, mx_ticket *t)
 {
     bool any = false;
-    size_t busy = t->job.kind == MX_COLD_WRITE_SESSION ? SIZE_MAX : mx_cold_abandon(e->cold, &t->job);
+    bool is_light = t->job.kind == MX_COLD_WRITE_SESSION || t->job.kind == MX_COLD_CONDEMN;
+    size_t busy = is_light ? SIZE_MAX : mx_cold_abandon(e->cold, &t->job);
     for (size_t i = 0; i < t->n_pages; i++) {
         if (i == busy || t->pages[i] == NULL) {
             continue;
@@ -519,6 +520,28 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
     }
     mx_free(states.ids);
     mx_free(states.positions);
+}
+
+void mx_ticket_condemn(mx_engine *e, const mx_request *r, const mx_hash256 *ids, size_t n_pages,
+                       size_t n_states)
+{
+    size_t n = n_pages + n_states;
+    mx_ticket *t = e->cold != NULL && n > 0 ? new_ticket(MX_COLD_CONDEMN, &r->root, 0) : NULL;
+    if (t == NULL) {
+        return;
+    }
+    t->ids = mx_alloc(n * sizeof *t->ids);
+    if (t->ids == NULL) {
+        free_ticket(e, t);
+        return;
+    }
+    memcpy(t->ids, ids, n * sizeof *t->ids);
+    t->job.page_ids = t->ids;
+    t->job.n_pages = n_pages;
+    t->job.state_ids = t->ids + n_pages;
+    t->job.n_states = n_states;
+    t->job.reason = "verify";
+    (void)submit(e, t);
 }
 
 /* ---- completions ------------------------------------------------------------------------------ */

@@ -88,6 +88,8 @@ struct mx_request {
     mx_ticket *ticket;        /* the probe or read we wait for */
     uint64_t wait_deadline_us; /* when we stop waiting for it */
     size_t n_cold_pages;      /* pages of seq that were handed to the cold writer */
+    bool has_cold_tail;       /* the last page of seq was read from this file: */
+    mx_hash256 cold_tail_id;
     mx_bank_match match;            /* what RAM offered */
     mx_miss_look look;
     uint64_t submit_us, admit_us, prefill_done_us, paused_since_us;
@@ -187,6 +189,11 @@ bool mx_admit_is_worth_reading(const mx_engine *e, const mx_cold_job *job, size_
 /* The label of a chain that ends in the tail of a probe or read. */
 mx_restore_kind mx_admit_cold_kind(const mx_engine *e, const mx_cold_job *job);
 
+/* sched_verify.c */
+/* Computes what r->seq was given again. False: some bit differs (logged); files of pages or of the
+ * state that differ are condemned. */
+bool mx_verify_restored(mx_engine *e, mx_request *r);
+
 /* sched_miss.c */
 typedef struct mx_miss_case {
     mx_hash256 root;
@@ -225,8 +232,6 @@ size_t mx_stop_next(const mx_engine *e, const mx_request *r);
  * been asked for too many. */
 bool mx_stop_want(const mx_engine *e, mx_request *o, size_t n);
 /* r starts: where it leaves what is stored, the next one may, too. */
-/* sched_verify.c: computes what r->seq was given again. False: some bit differs (logged). */
-bool mx_verify_restored(mx_engine *e, mx_request *r);
 void mx_stop_learn(const mx_engine *e, mx_request *r);
 /* What saves fewer tokens is not worth a state, which is megabytes. */
 enum { MX_STOP_MIN_TOKENS = 32 };
@@ -257,6 +262,10 @@ bool mx_ticket_is_writing(const mx_engine *e);
 /* Queues what the sequence has and the folder lacks; with_entry: also the tail (of a turn) and the
  * manifest. */
 void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_entry);
+/* Pages, then states, whose files hold something else than what the tokens lead to: they count as
+ * absent from now on and go to quarantine. */
+void mx_ticket_condemn(mx_engine *e, const mx_request *r, const mx_hash256 *ids, size_t n_pages,
+                       size_t n_states);
 bool mx_ticket_collect(mx_engine *e);     /* polls finished jobs; true when there was one */
 void mx_ticket_release_all(mx_engine *e); /* after the tier was closed */
 

@@ -50,9 +50,27 @@ static size_t first_difference(const uint8_t *a, const uint8_t *b, size_t n)
     return i;
 }
 
-/* False: the rows of some page differ; says which. */
-static bool are_pages_equal(const mx_engine *e, const mx_request *r, const mx_seq *right,
-                            uint8_t *got, uint8_t *want)
+/* What differs: identities of pages, then of the state. */
+typedef struct wrong {
+    mx_hash256 *ids; /* [n_pages + n_states] */
+    size_t n_pages, n_states;
+    bool has_hidden;
+} wrong;
+
+/* The names under which the rows of page i, n_rows of them, can be in the folder. */
+static void add_page(wrong *w, const mx_request *r, const mx_seq *right, size_t i, uint32_t n_rows)
+{
+    const mx_hash256 *parent = i > 0 ? &right->pages[i - 1]->id : &r->root;
+    w->ids[w->n_pages++] =
+        mx_page_identity(&r->root, parent, r->tokens + i * MX_PAGE_TOKENS, n_rows);
+    if (r->has_cold_tail && (i + 1) * MX_PAGE_TOKENS >= right->n_tokens) {
+        w->ids[w->n_pages++] = r->cold_tail_id;
+    }
+}
+
+/* All pages are compared, for each has a file of its own; the first that differs is described. */
+static void compare_pages(const mx_engine *e, const mx_request *r, const mx_seq *right,
+                          uint8_t *got, uint8_t *want, wrong *w)
 {
     const mx_kv_shape *shape = mx_kv_pool_shape(e->pool);
     for (size_t i = 0; i * MX_PAGE_TOKENS < right->n_tokens; i++) {
@@ -62,37 +80,38 @@ static bool are_pages_equal(const mx_engine *e, const mx_request *r, const mx_se
         mx_page_pack_rows(shape, got, r->seq.pages[i]->payload, n_rows);
         mx_page_pack_rows(shape, want, right->pages[i]->payload, n_rows);
         size_t at = first_difference(got, want, n);
-        if (at < n) {
+        if (at < n && w->n_pages == 0) {
             mx_log(MX_LOG_ERROR, "verify: request=%s the restored keys and values are not those of "
                    "the tokens: page=%zu positions=%zu..%zu layer=%zu byte=%zu", r->params.id, i,
                    i * MX_PAGE_TOKENS, i * MX_PAGE_TOKENS + n_rows - 1,
                    at / (n / shape->n_layers), at);
-            return false;
+        }
+        if (at < n) {
+            add_page(w, r, right, i, n_rows);
         }
     }
-    return true;
 }
 
-static bool is_equal(const mx_engine *e, const mx_request *r, const mx_seq *right, uint8_t *scratch,
-                     size_t page_bytes)
+static void compare(const mx_engine *e, const mx_request *r, const mx_seq *right, uint8_t *scratch,
+                    size_t page_bytes, wrong *w)
 {
-    if (!are_pages_equal(e, r, right, scratch, scratch + page_bytes)) {
-        return false;
-    }
-    size_t n_state = mx_kv_pool_shape(e->pool)->state_bytes;
+    compare_pages(e, r, right, scratch, scratch + page_bytes, w);
+    size_t n_state = mx_kv_pool_shape(e->pool)->state_bytes, n = right->n_tokens;
     if (n_state > 0 && memcmp(r->seq.state->data, right->state->data, n_state) != 0) {
         mx_log(MX_LOG_ERROR, "verify: request=%s the restored state is not that of the tokens: "
-               "position=%zu byte=%zu", r->params.id, right->n_tokens,
+               "position=%zu byte=%zu", r->params.id, n,
                first_difference(r->seq.state->data, right->state->data, n_state));
-        return false;
+        size_t page = (n - 1) / MX_PAGE_TOKENS;
+        w->ids[w->n_pages + w->n_states++] = mx_cold_state_identity(
+            &r->root, page > 0 ? &right->pages[page - 1]->id : &r->root, page,
+            r->tokens + page * MX_PAGE_TOKENS, (uint32_t)(n - page * MX_PAGE_TOKENS));
     }
-    bool has_hidden = r->hidden_at > 0 && r->hidden_at == right->n_tokens;
+    bool has_hidden = r->hidden_at > 0 && r->hidden_at == n;
     if (has_hidden && memcmp(r->hidden, e->hidden, e->mc->n_embd * sizeof *e->hidden) != 0) {
         mx_log(MX_LOG_ERROR, "verify: request=%s the restored hidden vector is not that of the "
-               "tokens: position=%zu", r->params.id, right->n_tokens);
-        return false;
+               "tokens: position=%zu", r->params.id, n);
+        w->has_hidden = true;
     }
-    return true;
 }
 
 bool mx_verify_restored(mx_engine *e, mx_request *r)
@@ -106,22 +125,26 @@ bool mx_verify_restored(mx_engine *e, mx_request *r)
     mx_errbuf eb = {{0}};
     mx_seq_init(&right, e->pool, &r->root);
     uint8_t *scratch = mx_alloc(2 * page_bytes);
-    mx_err err = scratch != NULL ? compute(e, r, &right, r->seq.n_tokens, &eb) : MX_E_NOMEM;
+    wrong w = {.ids = mx_alloc((r->seq.n_pages + 2) * sizeof *w.ids)};
+    mx_err err = scratch != NULL && w.ids != NULL ? compute(e, r, &right, r->seq.n_tokens, &eb) : MX_E_NOMEM;
     bool is_good = true;
     if (err == MX_OK) {
-        is_good = is_equal(e, r, &right, scratch, page_bytes);
+        compare(e, r, &right, scratch, page_bytes, &w);
+        is_good = w.n_pages + w.n_states == 0 && !w.has_hidden;
         e->live.n_verified += is_good;
         e->live.n_verify_failed += !is_good;
         if (!is_good) {
-            mx_log(MX_LOG_ERROR, "verify: request=%s all that is in RAM is dropped and the answer is "
-                   "computed; files in the cache folder stay (`mtplx cache verify`, `rm`)",
-                   r->params.id);
+            mx_log(MX_LOG_ERROR, "verify: request=%s wrong_pages=%zu wrong_states=%zu: all that is in "
+                   "RAM is dropped, files of what differs go to quarantine, the answer is computed",
+                   r->params.id, w.n_pages, w.n_states);
+            mx_ticket_condemn(e, r, w.ids, w.n_pages, w.n_states);
         }
     } else {
         mx_log(MX_LOG_WARN, "verify: request=%s cannot compute tokens=%zu again: %s %s",
                r->params.id, r->seq.n_tokens, mx_err_name(err), eb.text);
     }
     mx_free(scratch);
+    mx_free(w.ids);
     mx_seq_rollback(&right);
     mx_seq_free(&right);
     return is_good;

@@ -5,11 +5,14 @@
  * again is. The faults come from the table of system calls (mx_cold_tuning).
  */
 #include "../exactness/engine_rig.h"
+#include "hybrid_model.h"
 
 #include "cold/cold_files.h"
+#include "cold/cold_format.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <stdatomic.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -362,6 +365,153 @@ static void wrong_bit_is_noticed(void **state)
     rig_close(&g);
 }
 
+/* ---- files that are wrong, with sums that are right ---- */
+
+enum { ANY = 1, NONE = 2 }; /* no page begins there */
+static const char *spoilt_suffix;
+static uint64_t spoilt_position; /* of the page's first token */
+static unsigned n_spoilt, n_in_quarantine;
+
+static int spoil_file(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)at;
+    size_t len = strlen(path), tail = strlen(spoilt_suffix);
+    n_in_quarantine += strstr(path, "/quarantine/") != NULL && strstr(path, ".reason") == NULL;
+    if (type != FTW_F || strstr(path, "/quarantine/") != NULL || len < tail
+        || strcmp(path + len - tail, spoilt_suffix) != 0)
+    {
+        return 0;
+    }
+    size_t n = (size_t)st->st_size;
+    uint8_t *bytes = malloc(n);
+    FILE *f = fopen(path, "r+b");
+    assert_true(bytes != NULL && f != NULL && fread(bytes, 1, n, f) == n);
+    mx_disk_page page;
+    mx_errbuf eb = {{0}};
+    bool is_state = strcmp(spoilt_suffix, ".state") == 0;
+    rig_must(is_state ? mx_disk_state_decode(&page, bytes, n, &eb)
+                      : mx_disk_page_decode(&page, bytes, n, &eb), &eb, path);
+    if (spoilt_position == ANY || page.first_position == spoilt_position) {
+        bytes[MX_DISK_PAYLOAD_AT] ^= 1;
+        page.payload_sum = mx_xxh3_128(bytes + MX_DISK_PAYLOAD_AT, n - MX_DISK_PAYLOAD_AT);
+        mx_disk_page_encode(&page, bytes);
+        rewind(f);
+        assert_int_equal(fwrite(bytes, 1, n, f), n);
+        n_spoilt++;
+    }
+    fclose(f);
+    free(bytes);
+    return 0;
+}
+
+static void spoil(const rig *g, const char *suffix, uint64_t position)
+{
+    spoilt_suffix = suffix;
+    spoilt_position = position;
+    n_spoilt = n_in_quarantine = 0;
+    assert_int_equal(nftw(g->cache_dir, spoil_file, 16, FTW_PHYS), 0);
+}
+
+/* Noticed once, out of the way, and written anew by the next request: never a failure again, also not
+ * after a restart. */
+static void check_replaced(rig *g, const char *suffix, uint64_t position)
+{
+    g->cfg.verify_restore = true;
+    prompt p;
+    make_prompt(&p, 61);
+    uint64_t us;
+    mx_engine_stats st;
+    rig_start(g);
+    ask_both(g, &p, "first", &us);
+    wait_written(g);
+    rig_stop(g);
+    spoil(g, suffix, position);
+    assert_true(n_spoilt > 0);
+    g->cfg.bank.max_bytes = 1; /* nothing stays in RAM */
+    rig_start(g);
+    mx_request_stats s = ask_both(g, &p, "wrong", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_COLD);
+    mx_engine_get_stats(g->engine, &st);
+    assert_int_equal(st.n_verify_failed, 1);
+    wait_written(g);
+    assert_int_equal(cold_stats(g).quarantined, 1);
+    ask_both(g, &p, "computed and stored", &us);
+    wait_written(g);
+    rig_stop(g);
+    rig_start(g);
+    s = ask_both(g, &p, "right", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    assert_int_equal(s.n_ssd, N_PROMPT - 1);
+    mx_engine_get_stats(g->engine, &st);
+    assert_int_equal(st.n_verify_failed, 0);
+    assert_true(st.n_verified >= 1);
+    spoil(g, suffix, NONE);
+    assert_int_equal(n_in_quarantine, 1);
+}
+
+static void wrong_page_is_replaced(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    check_replaced(&g, ".page", 2 * MX_PAGE_TOKENS);
+    rig_close(&g);
+}
+
+static void wrong_tail_is_replaced(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    check_replaced(&g, ".page", 4 * MX_PAGE_TOKENS); /* the page in which the prompt ends */
+    rig_close(&g);
+}
+
+/* Each wrong state costs one failure, however many there are. */
+static void wrong_states_are_replaced(void **state)
+{
+    (void)state;
+    char folder[64], path[96];
+    rig_folder(folder);
+    snprintf(path, sizeof path, "%s/hybrid.gguf", folder);
+    rig g;
+    if (!hybrid_write(path)) {
+        rmdir(folder);
+        skip();
+    }
+    rig_open_at(&g, folder, NULL, path, 1, 0);
+    g.cfg.cold_mode = MX_COLD_ON;
+    g.cfg.cold_tuning = (mx_cold_tuning){.min_free_bytes = -1};
+    g.cfg.verify_restore = true;
+    prompt p;
+    make_prompt(&p, 62);
+    uint64_t us;
+    mx_engine_stats st;
+    rig_start(&g);
+    ask_both(&g, &p, "first", &us);
+    wait_written(&g);
+    rig_stop(&g);
+    spoil(&g, ".state", ANY);
+    unsigned n_wrong = n_spoilt;
+    assert_true(n_wrong > 0);
+    rig_start(&g);
+    for (unsigned i = 0; i <= n_wrong; i++) {
+        ask_both(&g, &p, "wrong or computed", &us);
+        wait_written(&g);
+    }
+    mx_engine_get_stats(g.engine, &st);
+    assert_true(st.n_verify_failed >= 1 && st.n_verify_failed <= n_wrong);
+    assert_int_equal(cold_stats(&g).quarantined, st.n_verify_failed);
+    rig_stop(&g);
+    rig_start(&g);
+    mx_request_stats s = ask_both(&g, &p, "right", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    mx_engine_get_stats(g.engine, &st);
+    assert_int_equal(st.n_verify_failed, 0);
+    assert_true(st.n_verified >= 1);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -372,6 +522,9 @@ int main(void)
         cmocka_unit_test(what_was_removed_is_stored_again),
         cmocka_unit_test(repetition_writes_nothing),
         cmocka_unit_test(wrong_bit_is_noticed),
+        cmocka_unit_test(wrong_page_is_replaced),
+        cmocka_unit_test(wrong_tail_is_replaced),
+        cmocka_unit_test(wrong_states_are_replaced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
