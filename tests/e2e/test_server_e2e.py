@@ -58,7 +58,7 @@ def test_refuses_to_start(tmp_path):
         (["start"], {"MTPLX_SESSION_SNAPSHOT_SETTLE": "x"}, 2, "MTPLX_SESSION_SNAPSHOT_SETTLE"),
         (["start"], {"MTPLX_SESSION_NEAR_PREFIX_MAX_TOKEN_GAP": "-3"}, 2, "NEAR_PREFIX_MAX_TOKEN_GAP"),
         (["start"], {"MTPLX_SESSION_BOUNDARY_TRUE_RESTORE": ""}, 2, "BOUNDARY_TRUE_RESTORE"),
-        (["frobnicate"], {}, 2, "no such command"),
+        (["frobnicate"], {}, 2, "there is no command `frobnicate`"),
     ]
     for args, env, code, words in rows:
         done = run_mtplx(*args, home=tmp_path, env=env)
