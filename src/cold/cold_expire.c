@@ -17,15 +17,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-static int64_t age_s(const mx_sweep *s, const mx_swept_file *e)
-{
-    int64_t t = e->mtime_ns / 1000000000;
-    return t > s->now_s ? 0 : s->now_s - t;
-}
-
 static bool is_unused(const mx_sweep *s, const mx_swept_file *e)
 {
-    int64_t age = age_s(s, e);
+    int64_t age = mx_swept_age_s(s, e);
     return age >= s->c->ttl_s && age >= s->c->tuning.delete_age_s;
 }
 

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * cold_sweep.h: what one sweep has seen of the folder. For cold_sweep.c and cold_expire.c; belongs to
- * the background thread.
+ * cold_sweep.h: one sweep: what it has seen of the folder, what it marks, what it deletes.
+ *
+ * A file for each step: cold_walk.c sees what is there; cold_marks.c, cold_thin.c and cold_expire.c
+ * mark what is to go; cold_delete.c deletes it; cold_sweep.c runs them in order. Belongs to the
+ * background thread.
  */
 #ifndef MX_COLD_SWEEP_H
 #define MX_COLD_SWEEP_H
@@ -48,9 +51,53 @@ typedef struct mx_sweep {
     mx_err err;            /* a walk that could not see everything deletes nothing */
 } mx_sweep;
 
-/* Marks what nobody has used for --ssd-session-cache-ttl, of all models. */
+enum { MX_SWEEP_NO_ROOT = 0xFFFF };
+
+/* Fills in roots and files, the oldest first; s->err tells when something could not be seen. */
+void mx_sweep_walk(mx_sweep *s);
+void mx_sweep_free(mx_sweep *s); /* what the walk has allocated */
+
+/* Has a name that is an identity. */
+MX_INLINE bool mx_swept_is_stored(const mx_swept_file *e)
+{
+    return e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE || e->kind == MX_SWEPT_SESSION;
+}
+
+MX_INLINE int64_t mx_sweep_age_s(const mx_sweep *s, int64_t mtime_s)
+{
+    return mtime_s > s->now_s ? 0 : s->now_s - mtime_s;
+}
+
+MX_INLINE int64_t mx_swept_age_s(const mx_sweep *s, const mx_swept_file *e)
+{
+    return mx_sweep_age_s(s, e->mtime_ns / 1000000000);
+}
+
+MX_INLINE bool mx_swept_is_old_enough(const mx_sweep *s, const mx_swept_file *e)
+{
+    return mx_swept_age_s(s, e) >= s->c->tuning.delete_age_s;
+}
+
+void mx_swept_name(const mx_swept_file *e, char name[300]);
+
+/* ---- marking: marked is [n_files] ------------------------------------------------------------ */
+
+/* Old temporary files, what is in trash/, too much in quarantine/. */
+void mx_sweep_mark_leftovers(const mx_sweep *s, bool *marked);
+/* Partial pages, manifests and states that help nobody; under our root. */
+void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked);
+/* What nobody has used for --ssd-session-cache-ttl, of all models. */
 void mx_sweep_mark_expired(const mx_sweep *s, bool *marked);
-/* Removes folders of other models in which nothing is left. The caller holds gc.lock. */
+/* Down to the low water: what is damaged first, then states close to another, then the oldest. */
+void mx_sweep_mark_over_budget(mx_sweep *s, bool *marked, uint64_t limit);
+/* States close to another, until at most `low` of *left bytes are left. */
+void mx_sweep_mark_close_states(mx_sweep *s, bool *marked, uint64_t low, uint64_t *left);
+
+/* ---- deleting: the caller holds gc.lock ------------------------------------------------------ */
+
+/* Deletes the files that are marked, after saying so. */
+void mx_sweep_delete(mx_sweep *s, const bool *marked, const char *why);
+/* Removes folders of other models in which nothing is left. */
 void mx_sweep_remove_empty_roots(const mx_sweep *s);
 
 #endif

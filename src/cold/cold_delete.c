@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Deleting what a sweep has marked. The caller holds gc.lock.
+ *
+ * A file that somebody starts to use at the same moment must not be lost to him: it goes to trash/
+ * first, its time is looked at again, and only then is it unlinked.
+ */
+#include "cold/cold_sweep.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+static int open_root(const mx_sweep *s, uint16_t root, mx_errbuf *eb)
+{
+    mx_err err;
+    return mx_cold_open_dir(s->f->ops, s->f->v1_fd, s->roots[root], false, &err, eb);
+}
+
+static int open_folder(const mx_sweep *s, int root_fd, const char *folder)
+{
+    mx_err err;
+    mx_errbuf eb;
+    const char *slash = strchr(folder, '/');
+    if (slash == NULL) {
+        return mx_cold_open_dir(s->f->ops, root_fd, folder, false, &err, &eb);
+    }
+    char objects[16];
+    snprintf(objects, sizeof objects, "%.*s", (int)(slash - folder), folder);
+    int above = mx_cold_open_dir(s->f->ops, root_fd, objects, false, &err, &eb);
+    if (above < 0) {
+        return -1;
+    }
+    int fd = mx_cold_open_dir(s->f->ops, above, slash + 1, false, &err, &eb);
+    close(above);
+    return fd;
+}
+
+void mx_swept_name(const mx_swept_file *e, char name[300])
+{
+    if (e->name != NULL) {
+        snprintf(name, 300, "%s", e->name);
+        return;
+    }
+    char hex[65];
+    mx_hash256_hex(&e->id, hex);
+    static const char *const suffixes[] = {"page", "state", "session"}; /* by kind */
+    snprintf(name, 300, "%s.%s", hex, suffixes[e->kind]);
+}
+
+/* Rename to trash/, look at the time again, unlink. Somebody who touched the file to use it
+ * meanwhile gets it back under its name. */
+static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *name)
+{
+    const mx_cold_fileops *ops = s->f->ops;
+    mx_err err;
+    mx_errbuf eb;
+    int trash = mx_cold_open_dir(ops, root_fd, "trash", true, &err, &eb);
+    if (trash < 0) {
+        return false;
+    }
+    struct stat st;
+    bool is_deleted = false;
+    if (ops->rename(dir, name, trash, name) == 0
+        && fstatat(trash, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+        if (mx_sweep_age_s(s, st.st_mtim.tv_sec) < s->c->tuning.delete_age_s) {
+            renameat2(trash, name, dir, name, RENAME_NOREPLACE); /* else it stays in trash/ */
+        } else {
+            is_deleted = ops->unlink(trash, name, 0) == 0;
+        }
+    }
+    close(trash);
+    return is_deleted;
+}
+
+static bool delete_file(mx_sweep *s, mx_swept_file *e)
+{
+    mx_cold *c = s->c;
+    char name[300];
+    mx_swept_name(e, name);
+    mx_errbuf eb;
+    int root_fd = open_root(s, e->root, &eb);
+    int dir = root_fd >= 0 ? open_folder(s, root_fd, e->folder) : -1;
+    bool is_deleted = false;
+    if (dir >= 0) {
+        mx_log(MX_LOG_DEBUG, "cold: deleting file=%s/%s bytes=%llu", e->folder, name,
+               (unsigned long long)e->bytes);
+        is_deleted = mx_swept_is_stored(e)
+                         ? through_trash(s, root_fd, dir, name)
+                         : s->f->ops->unlink(dir, name, 0) == 0;
+        close(dir);
+    }
+    if (root_fd >= 0) {
+        close(root_fd);
+    }
+    if (!is_deleted) {
+        return false;
+    }
+    e->is_gone = true;
+    s->total_files--;
+    s->total_bytes -= e->bytes;
+    if (e->root == s->own_root && (e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE)) {
+        mx_cold_index_remove(c->index, &e->id);
+        mx_gone_add(c->gone, &e->id);
+    } else if (e->root == s->own_root && e->kind == MX_SWEPT_SESSION) {
+        mx_cold_index_unmark_manifest(c->index, &e->id);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->stats.files_swept++;
+    c->stats.files_over_limit += s->cause == MX_SWEPT_OVER_LIMIT;
+    c->stats.files_expired += s->cause == MX_SWEPT_EXPIRED;
+    c->stats.bytes_swept += e->bytes;
+    pthread_mutex_unlock(&c->lock);
+    return true;
+}
+
+void mx_sweep_delete(mx_sweep *s, const bool *marked, const char *why)
+{
+    uint64_t n = 0, bytes = 0, n_deleted = 0;
+    for (size_t i = 0; i < s->n_files; i++) {
+        n += marked[i];
+        bytes += marked[i] ? s->files[i].bytes : 0;
+    }
+    if (n == 0) {
+        return;
+    }
+    mx_log(MX_LOG_INFO, "cold: sweep: deleting files=%llu bytes=%llu reason=%s",
+           (unsigned long long)n, (unsigned long long)bytes, why);
+    for (size_t i = 0; i < s->n_files && !atomic_load(&s->c->is_stopping); i++) {
+        n_deleted += marked[i] && delete_file(s, &s->files[i]);
+    }
+    if (n_deleted != n) {
+        mx_log(MX_LOG_INFO, "cold: sweep: deleted files=%llu, the others are in use or cannot be",
+               (unsigned long long)n_deleted);
+    }
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What is superfluous, and what goes when the folder is full.
+ */
+#include "cold/cold_sweep.h"
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+enum {
+    QUARANTINE_MAX_FILES = 64,               /* with their reasons: 128 names */
+    QUARANTINE_MAX_BYTES = 256 * 1024 * 1024, /* a few states of a large model */
+};
+
+/* ---- what is superfluous --------------------------------------------------------------------- */
+
+void mx_sweep_mark_leftovers(const mx_sweep *s, bool *marked)
+{
+    struct {
+        uint64_t n_files, n_bytes;
+    } *kept = mx_calloc(s->n_roots, sizeof *kept); /* in quarantine */
+    for (size_t i = kept != NULL ? s->n_files : 0; i-- > 0;) { /* youngest first */
+        const mx_swept_file *e = &s->files[i];
+        if (e->kind == MX_SWEPT_TEMP) {
+            marked[i] = mx_swept_age_s(s, e) >= s->c->tuning.orphan_age_s;
+        } else if (e->kind == MX_SWEPT_TRASH) {
+            marked[i] = true; /* whoever put it there held the lock that we hold now */
+        } else if (e->kind == MX_SWEPT_QUARANTINE) {
+            kept[e->root].n_bytes += e->bytes;
+            marked[i] = ++kept[e->root].n_files > 2 * QUARANTINE_MAX_FILES
+                        || kept[e->root].n_bytes > QUARANTINE_MAX_BYTES;
+        }
+    }
+    mx_free(kept);
+}
+
+static int compare_id(const void *a, const void *b)
+{
+    return memcmp(a, b, sizeof(mx_hash256));
+}
+
+/* Does a full page with the same parent begin with this partial page's tokens? */
+static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
+{
+    enum { BATCH = 32, ROUNDS = 8 };
+    mx_cold *c = s->c;
+    mx_disk_page page, other;
+    mx_cold_want want = {.id = partial->id};
+    if (mx_cold_load_page(c, s->f, &want, c->sweeper_head, NULL, &page) != MX_OK
+        || !mx_hash256_eq(&page.parent, &partial->parent)) { /* a manifest said so: a hint */
+        return false;
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        mx_cold_child unknown[BATCH];
+        size_t n_unknown;
+        mx_cold_child best =
+            mx_cold_index_best_child(c->index, &partial->parent, page.tokens, page.n_tokens,
+                                     MX_PAGE_TOKENS, unknown, BATCH, &n_unknown);
+        if (best.n_common >= page.n_tokens || n_unknown == 0) {
+            return n_unknown == 0 ? best.n_common >= page.n_tokens : true;
+        }
+        for (size_t i = 0; i < n_unknown; i++) {
+            want.id = unknown[i].id;
+            if (mx_cold_load_page(c, s->f, &want, c->sweeper_head, NULL, &other) != MX_OK
+                || mx_cold_index_link(c->index, &want.id, &other.parent, other.n_tokens,
+                                      other.tokens) != MX_OK) {
+                return false;
+            }
+        }
+    }
+    return false;
+}
+
+/* A state that can never be reached: the page before the one that it stands in is gone. (Where only
+ * that one is gone, the state is as old and will not stay long.) */
+static bool is_orphan(mx_sweep *s, const mx_swept_file *e)
+{
+    mx_disk_page state;
+    mx_cold_want want = {.object = MX_COLD_STATE, .id = e->id};
+    return s->f->states_fd >= 0
+           && mx_cold_load_page(s->c, s->f, &want, s->c->sweeper_head, NULL, &state) == MX_OK
+           && state.first_position > 0
+           && !mx_cold_page_exists(s->c, s->f, &state.parent, MX_PAGE_TOKENS);
+}
+
+void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked)
+{
+    mx_cold_partial *partials;
+    size_t n_partials, n_extended = 0;
+    mx_err err = mx_cold_index_partials(s->c->index, &partials, &n_partials);
+    mx_hash256 *extended = err == MX_OK ? mx_calloc(n_partials, sizeof *extended) : NULL;
+    for (size_t i = 0; extended != NULL && i < n_partials; i++) {
+        if (is_extended(s, &partials[i])) {
+            extended[n_extended++] = partials[i].id;
+        }
+    }
+    if (extended != NULL) {
+        qsort(extended, n_extended, sizeof *extended, compare_id);
+    }
+    for (size_t i = 0; i < s->n_files; i++) {
+        const mx_swept_file *e = &s->files[i];
+        if (e->root != s->own_root || !mx_swept_is_stored(e) || !mx_swept_is_old_enough(s, e)) {
+            continue;
+        }
+        if (e->kind == MX_SWEPT_STATE) {
+            marked[i] = is_orphan(s, e);
+            continue;
+        }
+        /* A manifest has the name of its last page: it goes with a partial one. */
+        marked[i] = (n_extended > 0
+                     && bsearch(&e->id, extended, n_extended, sizeof *extended, compare_id) != NULL)
+                    || (e->kind == MX_SWEPT_SESSION
+                        && mx_cold_index_manifest_is_dead(s->c->index, &e->id));
+    }
+    mx_free(extended);
+    mx_free(partials);
+}
+
+/* ---- what is too much ------------------------------------------------------------------------ */
+
+/* Files are sorted by time. */
+void mx_sweep_mark_over_budget(mx_sweep *s, bool *marked, uint64_t limit)
+{
+    uint64_t low = mx_cold_low_water(s->c, limit), left = s->total_bytes;
+    for (size_t i = 0; i < s->n_files && left > low; i++) {
+        const mx_swept_file *e = &s->files[i];
+        if (!e->is_gone && e->kind == MX_SWEPT_QUARANTINE && mx_swept_is_old_enough(s, e)) {
+            marked[i] = true;
+            left -= e->bytes;
+        }
+    }
+    mx_sweep_mark_close_states(s, marked, low, &left);
+    for (size_t i = 0; i < s->n_files && left > low; i++) {
+        const mx_swept_file *e = &s->files[i];
+        if (!e->is_gone && !marked[i] && mx_swept_is_stored(e) && mx_swept_is_old_enough(s, e)) {
+            marked[i] = true;
+            left -= e->bytes;
+        }
+    }
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The walk: what lies below v1, of all models.
+ *
+ * One fstatat per file gives names, sizes and times; everything else follows from that list.
+ * Whatever could not be seen makes the walk incomplete, and then nothing is deleted: what is not
+ * seen must not look deleted.
+ */
+#include "cold/cold_sweep.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum {
+    ROOT_CAP = 4096,           /* models and settings; each new numerics version makes one */
+    FUTURE_SLACK_S = 60,
+};
+
+static bool is_hex(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!((s[i] >= '0' && s[i] <= '9') || (s[i] >= 'a' && s[i] <= 'f'))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_own_name(const char *name, const char *suffix)
+{
+    return strlen(name) == 64 + strlen(suffix) && is_hex(name, 64)
+           && strcmp(name + 64, suffix) == 0;
+}
+
+/* Calls visit(s, folder fd, name) for each name. False = the folder could not be listed. */
+typedef void visit_fn(mx_sweep *s, int dir, const char *name, void *arg);
+
+static bool for_each(mx_sweep *s, int dir, visit_fn *visit, void *arg)
+{
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    if (d == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return false;
+    }
+    bool is_whole = true;
+    while (!atomic_load(&s->c->is_stopping)) {
+        errno = 0;
+        const struct dirent *e = readdir(d);
+        if (e == NULL) {
+            is_whole = errno == 0;
+            break;
+        }
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
+            visit(s, dir, e->d_name, arg);
+        }
+    }
+    closedir(d);
+    return is_whole;
+}
+
+typedef struct place {
+    uint16_t root;
+    const char *folder; /* "pages/xx" */
+    mx_swept_kind kind;     /* of a file with the right name */
+    const char *suffix; /* NULL = any name */
+} place;
+
+/* What a file takes. One with holes, larger than any of ours, would count as a full disk and cost
+ * everything else its place. */
+static uint64_t file_bytes(const struct stat *st)
+{
+    uint64_t size = (uint64_t)st->st_size, stored = (uint64_t)st->st_blocks * 512;
+    return size > MX_DISK_MANIFEST_MAX_BYTES && stored < size ? stored : size;
+}
+
+static void add_file(mx_sweep *s, int dir, const char *name, const place *p, mx_swept_kind kind)
+{
+    struct stat st;
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISDIR(st.st_mode)) {
+        return;
+    }
+    uint64_t bytes = file_bytes(&st);
+    s->total_files++;
+    s->total_bytes += bytes;
+    if (!mx_grow((void **)&s->files, &s->files_cap, s->n_files + 1, sizeof *s->files)) {
+        s->err = MX_E_NOMEM;
+        return;
+    }
+    mx_swept_file e = {.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
+                    .bytes = bytes,
+                    .kind = (uint8_t)kind,
+                    .root = p->root};
+    snprintf(e.folder, sizeof e.folder, "%s", p->folder);
+    if (mx_swept_is_stored(&e)) {
+        if (!mx_hash256_from_hex(&e.id, name, 64)) {
+            return;
+        }
+    } else {
+        e.name = mx_strdup(name);
+        if (e.name == NULL) {
+            s->err = MX_E_NOMEM;
+            return;
+        }
+    }
+    if (st.st_mtim.tv_sec > s->now_s + FUTURE_SLACK_S) {
+        mx_cold_touch(s->f, dir, name, mx_cold_wall_ns()); /* or it would stay the youngest */
+    }
+    s->files[s->n_files++] = e;
+}
+
+static void visit_file(mx_sweep *s, int dir, const char *name, void *arg)
+{
+    const place *p = arg;
+    if (strncmp(name, ".tmp-", 5) == 0) {
+        add_file(s, dir, name, p, MX_SWEPT_TEMP);
+    } else if (p->suffix == NULL || is_own_name(name, p->suffix)) {
+        add_file(s, dir, name, p, p->kind);
+    } else {
+        s->n_foreign++;
+    }
+}
+
+static void walk_files(mx_sweep *s, int parent, const char *name, const place *p)
+{
+    mx_err err;
+    int dir = mx_cold_open_dir(s->f->ops, parent, name, false, &err, NULL);
+    if (dir < 0) {
+        struct stat st;
+        if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode)) {
+            s->n_foreign++; /* not a folder of ours: no reason to leave the rest unswept */
+        } else if (err != MX_E_NOT_FOUND) {
+            s->err = err;
+        }
+        return;
+    }
+    place copy = *p;
+    if (!for_each(s, dir, visit_file, &copy)) {
+        s->err = MX_E_IO;
+    }
+    close(dir);
+}
+
+static void visit_xx(mx_sweep *s, int dir, const char *name, void *arg)
+{
+    if (strlen(name) != 2 || !is_hex(name, 2)) {
+        s->n_foreign++;
+        return;
+    }
+    place p = *(const place *)arg;
+    char folder[16];
+    snprintf(folder, sizeof folder, "%s/%.2s", p.folder, name);
+    p.folder = folder;
+    walk_files(s, dir, name, &p);
+}
+
+static void visit_root(mx_sweep *s, int dir, const char *name, void *arg)
+{
+    (void)arg;
+    if (strlen(name) != 64 || !is_hex(name, 64)) {
+        s->n_foreign += strcmp(name, "gc.lock") != 0 && strcmp(name, MX_COLD_WEAR_NAME) != 0;
+        return;
+    }
+    mx_err err;
+    mx_errbuf eb;
+    void *roots = s->roots;
+    if (s->n_roots == ROOT_CAP
+        || !mx_grow(&roots, &s->roots_cap, s->n_roots + 1, sizeof *s->roots)) {
+        s->err = MX_E_NOMEM; /* what is not seen must not look deleted */
+        return;
+    }
+    s->roots = roots;
+    int fd = mx_cold_open_dir(s->f->ops, dir, name, false, &err, &eb);
+    if (fd < 0) {
+        s->n_foreign++;
+        return;
+    }
+    uint16_t root = (uint16_t)s->n_roots;
+    snprintf(s->roots[s->n_roots++], 65, "%s", name);
+    if (strcmp(name, s->f->root_hex) == 0) {
+        s->own_root = root;
+    }
+    const place objects[] = {{root, "pages", MX_SWEPT_PAGE, ".page"},
+                             {root, "states", MX_SWEPT_STATE, ".state"}};
+    for (size_t i = 0; i < MX_COUNT(objects); i++) {
+        place p = objects[i];
+        int dir_fd = mx_cold_open_dir(s->f->ops, fd, p.folder, false, &err, &eb);
+        if (dir_fd >= 0) {
+            if (!for_each(s, dir_fd, visit_xx, &p)) {
+                s->err = MX_E_IO;
+            }
+            close(dir_fd);
+        }
+    }
+    walk_files(s, fd, "sessions", &(place){root, "sessions", MX_SWEPT_SESSION, ".session"});
+    walk_files(s, fd, "trash", &(place){root, "trash", MX_SWEPT_TRASH, NULL});
+    walk_files(s, fd, "quarantine", &(place){root, "quarantine", MX_SWEPT_QUARANTINE, NULL});
+    close(fd);
+}
+
+static int compare_time(const void *a, const void *b)
+{
+    const mx_swept_file *x = a, *y = b;
+    return x->mtime_ns < y->mtime_ns ? -1 : x->mtime_ns > y->mtime_ns;
+}
+
+void mx_sweep_walk(mx_sweep *s)
+{
+    if (!for_each(s, s->f->v1_fd, visit_root, NULL)) {
+        s->err = MX_E_IO;
+    }
+    if (s->n_files > 0) {
+        qsort(s->files, s->n_files, sizeof *s->files, compare_time);
+    }
+}
+
+void mx_sweep_free(mx_sweep *s)
+{
+    mx_free(s->roots);
+    for (size_t i = 0; i < s->n_files; i++) {
+        mx_free(s->files[i].name);
+    }
+    mx_free(s->files);
+}
