@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "cold/cold_manifest.h"
 
 /* ---- manifests ------------------------------------------------------------------------------- */
 
@@ -25,26 +26,9 @@ static void load_manifest(mx_sweep *s, const mx_swept_file *e)
     char name[300];
     mx_swept_name(e, name);
     mx_errbuf eb;
-    int fd = -1;
-    uint64_t bytes = 0;
-    uint8_t *copy = NULL;
+    uint8_t *copy;
     mx_disk_manifest m;
-    mx_err err = mx_cold_open_file(s->f->ops, s->f->sessions_fd, name, &fd, &bytes, &eb);
-    if (err == MX_OK
-        && (bytes < MX_DISK_MANIFEST_HEADER_BYTES || bytes > MX_DISK_MANIFEST_MAX_BYTES)) {
-        err = mx_fail(&eb, MX_E_CORRUPT, "size");
-    }
-    if (err == MX_OK) {
-        copy = mx_alloc((size_t)bytes);
-        struct iovec iov = {copy, (size_t)bytes};
-        err = copy == NULL ? MX_E_NOMEM : mx_cold_read_all(s->f->ops, fd, &iov, 1, &eb);
-    }
-    if (err == MX_OK) {
-        err = mx_disk_manifest_decode(&m, copy, (size_t)bytes, &eb);
-    }
-    if (err == MX_OK && !mx_hash256_eq(&m.page_ids[m.n_pages - 1], &e->id)) {
-        err = mx_fail(&eb, MX_E_CORRUPT, "the name is not the last page");
-    }
+    mx_err err = mx_cold_read_manifest(s->f->ops, s->f->sessions_fd, name, &e->id, &m, &copy, &eb);
     if (err == MX_OK) {
         err = mx_cold_learn_manifest(c, &m);
     }
@@ -57,9 +41,6 @@ static void load_manifest(mx_sweep *s, const mx_swept_file *e)
     /* Not read for lack of memory or for a fault of the disk: the next sweep tries again. */
     if (err != MX_OK && err != MX_E_UNSUPPORTED) {
         mx_cold_index_unmark_manifest(c->index, &e->id);
-    }
-    if (fd >= 0) {
-        close(fd);
     }
     mx_free(copy);
 }

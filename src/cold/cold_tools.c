@@ -18,8 +18,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "cold/cold_files.h"
-#include "cold/cold_format.h"
+#include "cold/cold_manifest.h"
 
 /* An open model folder. */
 typedef struct model_dir {
@@ -160,35 +159,10 @@ static mx_err each_model(const opened *o, const char *only, mx_err (*fn)(void *,
 
 /* ---- manifests ------------------------------------------------------------------------------- */
 
-/* Reads and checks one; *copy is the caller's to free, m points into it. */
 static mx_err read_manifest(int dir, const char *name, const mx_hash256 *id, mx_disk_manifest *m,
                             uint8_t **copy, mx_errbuf *eb)
 {
-    int fd = -1;
-    uint64_t bytes = 0;
-    *copy = NULL;
-    MX_TRY(mx_cold_open_file(&mx_cold_real_fileops, dir, name, &fd, &bytes, eb));
-    mx_err err = MX_OK;
-    if (bytes < MX_DISK_MANIFEST_HEADER_BYTES || bytes > MX_DISK_MANIFEST_MAX_BYTES) {
-        err = mx_fail(eb, MX_E_CORRUPT, "size");
-    } else if ((*copy = mx_alloc((size_t)bytes)) == NULL) {
-        err = mx_fail(eb, MX_E_NOMEM, "out of memory");
-    } else {
-        struct iovec iov = {*copy, (size_t)bytes};
-        err = mx_cold_read_all(&mx_cold_real_fileops, fd, &iov, 1, eb);
-    }
-    if (err == MX_OK) {
-        err = mx_disk_manifest_decode(m, *copy, (size_t)bytes, eb);
-    }
-    if (err == MX_OK && !mx_hash256_eq(&m->page_ids[m->n_pages - 1], id)) {
-        err = mx_fail(eb, MX_E_CORRUPT, "the name is not the last page");
-    }
-    close(fd);
-    if (err != MX_OK) {
-        mx_free(*copy);
-        *copy = NULL;
-    }
-    return err;
+    return mx_cold_read_manifest(&mx_cold_real_fileops, dir, name, id, m, copy, eb);
 }
 
 static const char *folder_of(mx_cold_object o)
