@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * A running answer: one engine request per prompt, and their output turned into one JSON object or
- * a stream of server-sent events. Text and ids of the answer are put behind those of its prompt and
+ * a stream of server-sent events. The ids of the answer are put behind those of its prompt and
  * remembered (api_recall.h) before the client can see the end: its next request may come at once.
  *
  * Made on a worker (mx_api_answer), then owned by the HTTP loop thread: pull and closed run there.
@@ -22,8 +22,8 @@ enum { KEEP_ALIVE_MS = 10000 };
 
 typedef struct choice {
     mx_output out;
-    mx_prompt prompt;            /* taken over; text and ids of the answer behind its own */
-    size_t n_prompt, prompt_bytes;
+    mx_prompt prompt;            /* taken over; the ids of the answer behind its own */
+    size_t n_prompt;
     mx_finish finish;
     mx_buf text;      /* collected text of an answer that is not streamed */
     mx_logprobs logprobs;
@@ -56,9 +56,7 @@ static void answer_free(answer *s)
         }
         if (s->choices != NULL) {
             mx_output_free(&s->choices[i].out);
-            mx_tokens_free(&s->choices[i].prompt.tokens);
-            mx_buf_free(&s->choices[i].prompt.text);
-            mx_free(s->choices[i].prompt.controls);
+            mx_prompt_free(&s->choices[i].prompt);
             mx_buf_free(&s->choices[i].text);
             mx_logprobs_free(&s->choices[i].logprobs);
         }
@@ -119,47 +117,36 @@ static void cancel_all(answer *s)
 
 /* ---- remembering ----------------------------------------------------------------------------- */
 
-/* Puts what was read behind the prompt; gives up for good when there is no memory. */
-static void collect(choice *c)
-{
-    mx_prompt *k = &c->prompt;
-    bool ok = true;
-    for (size_t i = 0; ok && i < c->out.n_ids; i++) {
-        ok = mx_tokens_push(&k->tokens, c->out.ids[i]) == MX_OK;
-    }
-    mx_buf_append(&k->text, c->out.text.ptr, c->out.text.len);
-    k->is_kept = ok && !k->text.failed;
-}
-
-/* Only ids whose text was seen whole: a client that sends it back means just that. */
 static void remember(answer *s, choice *c)
 {
-    mx_prompt *k = &c->prompt;
-    size_t n_bytes;
-    size_t n = mx_recall_shown(s->tokenizer, k->tokens.ids + c->n_prompt,
-                               k->tokens.n - c->n_prompt,
-                               (mx_str){k->text.ptr + c->prompt_bytes,
-                                        k->text.len - c->prompt_bytes}, &n_bytes);
-    mx_recall_text t = {
-        .scope = &s->scope,
-        .is_chat = s->is_chat,
-        .text = {k->text.ptr, c->prompt_bytes + n_bytes},
-        .controls = k->controls,
-        .n_controls = k->n_controls,
-    };
-    if (n > 0) {
-        mx_recall_store(s->api->recall, &t, k->tokens.ids, c->n_prompt + n);
+    if (c->prompt.is_kept) {
+        mx_recall_store(s->api->recall, &s->scope, &c->prompt.turns, c->prompt.tokens.ids,
+                        c->prompt.tokens.n);
+        c->prompt.is_kept = false;
     }
-    k->is_kept = false;
 }
 
+/* Puts the ids that were read behind those of the prompt; gives up for good when there is no
+ * memory. */
 static void take_answer(answer *s, choice *c)
 {
-    if (c->prompt.is_kept) {
-        collect(c);
+    for (size_t i = 0; c->prompt.is_kept && i < c->out.n_ids; i++) {
+        c->prompt.is_kept = mx_tokens_push(&c->prompt.tokens, c->out.ids[i]) == MX_OK;
     }
-    if (c->prompt.is_kept && (c->finish == MX_FINISH_STOP || c->finish == MX_FINISH_LENGTH)) {
+    if (c->finish == MX_FINISH_STOP || c->finish == MX_FINISH_LENGTH) {
         remember(s, c);
+    }
+}
+
+/* The client has gone. What was sampled for it is kept, whether it has seen it or not: it may have
+ * stopped the answer to go on from there, or ask again. */
+static void remember_all(answer *s)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        choice *c = &s->choices[i];
+        if (c->finish != MX_FINISH_ERROR && c->prompt.tokens.n > c->n_prompt) {
+            remember(s, c);
+        }
     }
 }
 
@@ -353,10 +340,12 @@ static void closed(void *arg, bool hung_up)
 {
     answer *s = arg;
     mx_usage u;
-    sum_usage(s, &u);
     if (hung_up) {
         cancel_all(s);
+        (void)read_choices(s);
+        remember_all(s);
     }
+    sum_usage(s, &u);
     const mx_request_stats *t = &u.total;
     bool is_over = s->choices[0].finish != MX_FINISH_NONE;
     mx_log(MX_LOG_INFO,
@@ -403,9 +392,7 @@ static void take_prompt(choice *c, mx_prompt *prompt)
     c->prompt = *prompt;
     *prompt = (mx_prompt){0};
     c->n_prompt = c->prompt.tokens.n;
-    c->prompt_bytes = c->prompt.text.len;
     if (!c->prompt.is_kept) {
-        mx_buf_free(&c->prompt.text);
         mx_tokens_free(&c->prompt.tokens);
     }
 }

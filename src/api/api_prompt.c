@@ -20,18 +20,24 @@
 #include "base/utf8.h"
 
 #include <stdio.h>
+#include <sys/random.h>
 
 static bool out_of_memory(mx_problem *p)
 {
     return mx_problem_set(p, 500, NULL, NULL, "out of memory");
 }
 
+void mx_prompt_free(mx_prompt *prompt)
+{
+    mx_tokens_free(&prompt->tokens);
+    mx_turns_free(&prompt->turns);
+    prompt->is_kept = false;
+}
+
 void mx_prompts_free(mx_prompt *prompts, size_t n)
 {
     for (size_t i = 0; prompts != NULL && i < n; i++) {
-        mx_tokens_free(&prompts[i].tokens);
-        mx_buf_free(&prompts[i].text);
-        mx_free(prompts[i].controls);
+        mx_prompt_free(&prompts[i]);
     }
     mx_free(prompts);
 }
@@ -64,13 +70,19 @@ typedef struct source {
  * remembered and differ. Without memory for it the canonical ones do as well. */
 static void keep_sampled(mx_api *a, const source *s, const mx_recall_text *t, mx_prompt *out)
 {
+    const mx_tokenizer *tok = mx_model_tokenizer(a->model);
     mx_tokens ids = {0};
-    size_t at = mx_recall_find(a->recall, t, &ids);
-    if (at > 0 &&
-        mx_tokenizer_encode_rest(mx_model_tokenizer(a->model), s->text.ptr, s->text.len, s->markup,
-                                 s->n_markup, at, &ids) == MX_OK &&
-        (ids.n != out->tokens.n ||
-         memcmp(ids.ids, out->tokens.ids, ids.n * sizeof *ids.ids) != 0))
+    mx_turns turns = {0};
+    size_t at = mx_recall_find(a->recall, tok, t, &ids, &turns);
+    bool is_whole = at > 0 && mx_tokenizer_encode_rest(tok, s->text.ptr, s->text.len, s->markup,
+                                                       s->n_markup, at, &ids) == MX_OK;
+    if (is_whole) {
+        mx_turns_free(&out->turns);
+        out->turns = turns;
+        turns = (mx_turns){0};
+    }
+    if (is_whole && (ids.n != out->tokens.n ||
+                     memcmp(ids.ids, out->tokens.ids, ids.n * sizeof *ids.ids) != 0))
     {
         mx_tokens canonical = out->tokens;
         out->tokens = ids;
@@ -78,34 +90,48 @@ static void keep_sampled(mx_api *a, const source *s, const mx_recall_text *t, mx
         out->is_sampled = true;
     }
     mx_tokens_free(&ids);
+    mx_turns_free(&turns);
 }
 
-/* What was sampled is looked up for this text, and the text is made ready to be remembered. */
+/* The answer to come, as a turn of its own. */
+static bool add_own_turn(const mx_recall_text *t, mx_prompt *out)
+{
+    mx_turn own;
+    return mx_recall_name(t, out->tokens.n, &own) &&
+           getrandom(own.nonce, sizeof own.nonce, 0) == (ssize_t)sizeof own.nonce &&
+           mx_turns_add(&out->turns, &own);
+}
+
+/* What was sampled is looked up for this text, and the text gets a name to be remembered by. */
 static void recall(mx_api *a, const source *s, const mx_prompt_rules *rules, mx_prompt *out)
 {
-    const mx_tokenizer *t = mx_model_tokenizer(a->model);
+    const mx_tokenizer *tok = mx_model_tokenizer(a->model);
     if (!(rules->reads_recall || rules->stores) || out->tokens.n == 0) {
         return;
     }
     /* An EOS behind a plain prompt would end up in the middle; ill-formed text is not the text that
      * is tokenised. */
-    if ((!s->is_chat && mx_tokenizer_adds_eos(t)) || !mx_utf8_valid(s->text.ptr, s->text.len) ||
-        mx_tokenizer_find_controls(t, s->text, s->markup, s->n_markup, &out->controls,
-                                   &out->n_controls) != MX_OK)
+    mx_span *controls = NULL;
+    size_t n_controls = 0;
+    if ((!s->is_chat && mx_tokenizer_adds_eos(tok)) || !mx_utf8_valid(s->text.ptr, s->text.len) ||
+        mx_tokenizer_find_controls(tok, s->text, s->markup, s->n_markup, &controls,
+                                   &n_controls) != MX_OK)
     {
+        mx_free(controls);
         return;
     }
-    mx_recall_text text = {
+    mx_recall_text t = {
         .scope = &rules->scope,
         .is_chat = s->is_chat,
         .text = s->text,
-        .controls = out->controls,
-        .n_controls = out->n_controls,
+        .controls = controls,
+        .n_controls = n_controls,
     };
     if (rules->reads_recall) {
-        keep_sampled(a, s, &text, out);
+        keep_sampled(a, s, &t, out);
     }
-    out->is_kept = rules->stores;
+    out->is_kept = rules->stores && add_own_turn(&t, out);
+    mx_free(controls);
 }
 
 static bool tokenise(mx_api *a, const source *s, const mx_prompt_rules *rules, mx_prompt *out,
@@ -225,8 +251,6 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rul
             if (ok) {
                 find_marks(a, &env, body, &r, *out);
             }
-            (*out)->text = r.text;
-            r.text = (mx_buf){0};
         }
         if (ok && (*out)->tokens.n == 0) {
             ok = mx_problem_field(p, "messages", "the messages render to an empty prompt");
@@ -246,10 +270,6 @@ static bool encode_text(mx_api *a, mx_str text, const mx_prompt_rules *rules, co
     }
     if (!tokenise(a, &(source){.text = text}, rules, out, p)) {
         return false;
-    }
-    if (out->is_kept) {
-        mx_buf_append(&out->text, text.ptr, text.len);
-        out->is_kept = !out->text.failed;
     }
     if (out->tokens.n == 0) {
         return mx_problem_field(p, "prompt", "'%s' is empty: it needs at least one token", where);

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Entries are immutable blocks, sorted by the length of their text. A search takes those that are
- * short enough, hashes the new text once from left to right, stopping at each of their lengths, and
- * compares bytes only where the hash agrees, longest first. So it costs one walk over the text and
- * one over the entries, however much they have in common; comparing all of them would read the same
- * system prompt thousands of times.
+ * Entries are immutable blocks, sorted by the length of their prompt's text. A search takes those that
+ * are short enough, sums the new text up once from left to right, stopping at each of their lengths,
+ * and compares names (SHA-256) only where the sum agrees, longest first. So it costs one walk over
+ * the text and one over the entries, however much they have in common; comparing all of them would
+ * read the same system prompt thousands of times.
  *
- * The hash is fast and nobody's secret: a collision costs one more comparison and nothing else.
+ * The sum is fast and nobody's secret: a collision costs one more name and nothing else.
  *
- * The lock is never held while a text is hashed, compared or copied, because the thread that
+ * What follows the prompt is compared with the ids themselves, by spelling them. So an answer of
+ * which a template or a client has cut the end is still recognised up to there.
+ *
+ * The lock is never held while a text is summed up, named or spelled, because the thread that
  * remembers is the one that serves all sockets. A search holds its candidates instead (n_holders);
  * an entry that was evicted meanwhile is freed by the last one that lets go.
  */
@@ -17,9 +20,10 @@
 #include "base/mem.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 
-/* A long conversation of an agent is about 160 KB a turn (20,000 tokens of text and ids), a chat a
- * few KB: 64 MiB are some hundreds of the one and thousands of the other. */
+/* A long conversation of an agent is about 80 KB a turn (20,000 ids), a chat a few KB: 64 MiB are
+ * near a thousand of the one and thousands of the other. */
 enum { DEFAULT_ENTRIES = 4096, DEFAULT_BYTES = 64 << 20 };
 
 /* The arrays are in the same block, behind the struct. */
@@ -27,27 +31,50 @@ typedef struct entry {
     struct entry *older, *newer; /* the order of use; once it is out: `older` = the next to free */
     uint32_t n_holders;
     bool is_listed;
-    bool is_chat;
+    uint64_t serial;  /* later ones are greater */
     mx_hash256 scope;
-    uint64_t hash;    /* of the text */
     size_t bytes;     /* of the block */
-    mx_span *controls;  /* [n_controls] */
-    size_t n_controls;
+    mx_turn *turns;   /* [n_turns] the last one is what it is listed under */
+    size_t n_turns;
     int32_t *ids;     /* [n_ids] */
     size_t n_ids;
-    mx_str text;
 } entry;
 
 struct mx_recall {
     mx_recall_config cfg;
-    uint64_t hash_mask;
+    uint64_t sum_mask;
     pthread_mutex_t mu; /* guards what follows, and order, n_holders, is_listed of entries */
-    entry **sorted;     /* [n] by text.len */
+    entry **sorted;     /* [n] by key_of()->n_bytes */
     size_t n, sorted_cap;
     entry *oldest, *newest;
     size_t bytes;
     uint64_t n_stored, n_found, n_evicted;
 };
+
+static const mx_turn *key_of(const entry *e)
+{
+    return &e->turns[e->n_turns - 1];
+}
+
+void mx_turns_free(mx_turns *t)
+{
+    mx_free(t->list);
+    *t = (mx_turns){0};
+}
+
+bool mx_turns_add(mx_turns *t, const mx_turn *turn)
+{
+    void *list = t->list;
+    if (!mx_grow(&list, &t->cap, t->n + 1, sizeof *t->list)) {
+        return false;
+    }
+    t->list = list;
+    if (t->n == MX_TURNS_MAX) {
+        memmove(t->list, t->list + 1, --t->n * sizeof *t->list);
+    }
+    t->list[t->n++] = *turn;
+    return true;
+}
 
 mx_err mx_recall_create(mx_recall **out, const mx_recall_config *cfg, mx_errbuf *eb)
 {
@@ -59,8 +86,8 @@ mx_err mx_recall_create(mx_recall **out, const mx_recall_config *cfg, mx_errbuf 
     m->cfg = *cfg;
     m->cfg.max_entries = cfg->max_entries != 0 ? cfg->max_entries : DEFAULT_ENTRIES;
     m->cfg.max_bytes = cfg->max_bytes != 0 ? cfg->max_bytes : DEFAULT_BYTES;
-    m->hash_mask = cfg->hash_bits == 0 || cfg->hash_bits >= 64 ? UINT64_MAX
-                                                               : (1ull << cfg->hash_bits) - 1;
+    m->sum_mask = cfg->sum_bits == 0 || cfg->sum_bits >= 64 ? UINT64_MAX
+                                                            : (1ull << cfg->sum_bits) - 1;
     pthread_mutex_init(&m->mu, NULL);
     return MX_OK;
 }
@@ -78,7 +105,7 @@ void mx_recall_destroy(mx_recall *m)
     mx_free(m);
 }
 
-/* ---- hashing --------------------------------------------------------------------------------- */
+/* ---- names of texts -------------------------------------------------------------------------- */
 
 /* Walks a text; `at` is a multiple of 8. */
 typedef struct walk {
@@ -93,19 +120,46 @@ static uint64_t mix(uint64_t h, uint64_t v)
     return h ^ h >> 32;
 }
 
-/* The hash of the first n bytes; n never decreases from call to call. */
-static uint64_t hash_until(walk *w, size_t n)
+/* The sum of the first n bytes; n never decreases from call to call. On disk, too:
+ * docs/file-format.md, section 4.1. */
+static uint64_t sum_until(walk *w, size_t n)
 {
     for (; n - w->at >= 8; w->at += 8) {
-        uint64_t v;
-        memcpy(&v, w->text + w->at, 8);
-        w->h = mix(w->h, v);
+        w->h = mix(w->h, mx_get_le64((const uint8_t *)w->text + w->at));
     }
-    uint64_t tail = 0;
+    uint8_t tail[8] = {0};
     if (n > w->at) {
-        memcpy(&tail, w->text + w->at, n - w->at);
+        memcpy(tail, w->text + w->at, n - w->at);
     }
-    return mix(mix(w->h, tail), n);
+    return mix(mix(w->h, mx_get_le64(tail)), n);
+}
+
+/* The identity of the first n bytes of t: what they are, and where control tokens are in them. */
+static bool name_until(const mx_recall_text *t, size_t n, mx_hash256 *out)
+{
+    static const char domain[16] = "mtplx turn v1";
+    uint8_t words[16];
+    mx_sha256 h;
+    mx_sha256_init(&h);
+    mx_sha256_update(&h, domain, sizeof domain);
+    mx_put_le64(words, t->is_chat);
+    mx_put_le64(words + 8, n);
+    mx_sha256_update(&h, words, sizeof words);
+    mx_sha256_update(&h, t->text.ptr, n);
+    for (size_t i = 0; i < t->n_controls && t->controls[i].begin < n; i++) {
+        mx_put_le64(words, t->controls[i].begin);
+        mx_put_le64(words + 8, mx_min_size(t->controls[i].end, n));
+        mx_sha256_update(&h, words, sizeof words);
+    }
+    return mx_sha256_finish(&h, out);
+}
+
+bool mx_recall_name(const mx_recall_text *t, size_t n_prompt, mx_turn *out)
+{
+    walk w = {.text = t->text.ptr};
+    *out = (mx_turn){.n_bytes = t->text.len, .n_prompt = (uint32_t)n_prompt, .n_end = UINT32_MAX};
+    out->sum = sum_until(&w, t->text.len);
+    return n_prompt > 0 && n_prompt < UINT32_MAX && name_until(t, t->text.len, &out->text);
 }
 
 /* ---- the list -------------------------------------------------------------------------------- */
@@ -124,13 +178,13 @@ static void append_order_locked(mx_recall *m, entry *e)
     m->newest = e;
 }
 
-/* The first entry whose text has at least n bytes. */
+/* The first entry whose prompt has at least n bytes. */
 static size_t first_of_length_locked(const mx_recall *m, size_t n)
 {
     size_t lo = 0, hi = m->n;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
-        if (m->sorted[mid]->text.len < n) {
+        if (key_of(m->sorted[mid])->n_bytes < n) {
             lo = mid + 1;
         } else {
             hi = mid;
@@ -156,7 +210,7 @@ static void remove_locked(mx_recall *m, size_t i, entry **to_free)
 
 static void evict_oldest_locked(mx_recall *m, entry **to_free)
 {
-    size_t i = first_of_length_locked(m, m->oldest->text.len);
+    size_t i = first_of_length_locked(m, (size_t)key_of(m->oldest)->n_bytes);
     while (m->sorted[i] != m->oldest) {
         i++;
     }
@@ -173,40 +227,14 @@ static void free_all(entry *e)
     }
 }
 
-static bool is_of(const entry *e, const mx_recall_text *t)
-{
-    return e->is_chat == t->is_chat && mx_hash256_eq(&e->scope, t->scope);
-}
-
-/* t begins with the text of e, and within it has control tokens where that has them. */
-static bool begins_with(const mx_recall_text *t, const entry *e)
-{
-    size_t n = 0;
-    while (n < t->n_controls && t->controls[n].begin < e->text.len) {
-        n++;
-    }
-    if (n != e->n_controls || memcmp(t->text.ptr, e->text.ptr, e->text.len) != 0) {
-        return false;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (t->controls[i].begin != e->controls[i].begin ||
-            mx_min_size(t->controls[i].end, e->text.len) != e->controls[i].end)
-        {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* ---- store ----------------------------------------------------------------------------------- */
 
-static entry *entry_new(const mx_recall *m, const mx_recall_text *t, const int32_t *ids, size_t n)
+static entry *entry_new(const mx_recall *m, const mx_hash256 *scope, const mx_turns *turns,
+                        const int32_t *ids, size_t n)
 {
-    size_t controls_bytes, ids_bytes, bytes = sizeof(entry);
-    if (!mx_mul_ok(t->n_controls, sizeof *t->controls, &controls_bytes) ||
-        !mx_mul_ok(n, sizeof *ids, &ids_bytes) || !mx_add_ok(bytes, controls_bytes, &bytes) ||
-        !mx_add_ok(bytes, ids_bytes, &bytes) || !mx_add_ok(bytes, t->text.len, &bytes) ||
-        bytes > m->cfg.max_bytes)
+    size_t turns_bytes = turns->n * sizeof *turns->list, ids_bytes, bytes = sizeof(entry);
+    if (!mx_mul_ok(n, sizeof *ids, &ids_bytes) || !mx_add_ok(bytes, turns_bytes, &bytes) ||
+        !mx_add_ok(bytes, ids_bytes, &bytes) || bytes > m->cfg.max_bytes)
     {
         return NULL;
     }
@@ -214,64 +242,85 @@ static entry *entry_new(const mx_recall *m, const mx_recall_text *t, const int32
     if (e == NULL) {
         return NULL;
     }
-    *e = (entry){.is_chat = t->is_chat, .scope = *t->scope, .bytes = bytes,
-                 .n_controls = t->n_controls, .n_ids = n};
-    e->controls = (mx_span *)(e + 1);
-    e->ids = (int32_t *)(e->controls + t->n_controls);
-    char *text = (char *)(e->ids + n);
-    if (t->n_controls > 0) {
-        memcpy(e->controls, t->controls, controls_bytes);
-    }
+    *e = (entry){.scope = *scope, .bytes = bytes, .n_turns = turns->n, .n_ids = n};
+    e->turns = (mx_turn *)(e + 1);
+    e->ids = (int32_t *)(e->turns + turns->n);
+    memcpy(e->turns, turns->list, turns_bytes);
     memcpy(e->ids, ids, ids_bytes);
-    memcpy(text, t->text.ptr, t->text.len);
-    e->text = (mx_str){text, t->text.len};
-    walk w = {.text = text};
-    e->hash = hash_until(&w, e->text.len) & m->hash_mask;
+    e->turns[turns->n - 1].n_end = (uint32_t)n;
     return e;
 }
 
-static bool insert_locked(mx_recall *m, entry *e, const mx_recall_text *t, entry **to_free)
+static bool is_same_prompt(const entry *a, const entry *b)
+{
+    return mx_hash256_eq(&a->scope, &b->scope) &&
+           mx_hash256_eq(&key_of(a)->text, &key_of(b)->text);
+}
+
+static bool is_beginning(const entry *a, const entry *b)
+{
+    return a->n_ids <= b->n_ids && memcmp(a->ids, b->ids, a->n_ids * sizeof *a->ids) == 0;
+}
+
+/* Several answers to one prompt stand side by side, but not one and its beginning. False: e is not
+ * needed. */
+static bool make_place_locked(mx_recall *m, const entry *e, entry **to_free)
+{
+    size_t n_bytes = (size_t)key_of(e)->n_bytes;
+    size_t i = first_of_length_locked(m, n_bytes);
+    while (i < m->n && key_of(m->sorted[i])->n_bytes == n_bytes) {
+        entry *o = m->sorted[i];
+        bool is_same = is_same_prompt(o, e);
+        if (is_same && is_beginning(o, e)) {
+            remove_locked(m, i, to_free);
+        } else if (is_same && is_beginning(e, o)) {
+            unlink_order_locked(m, o);
+            append_order_locked(m, o);
+            return false;
+        } else {
+            i++;
+        }
+    }
+    while (m->n > 0 && (m->n >= m->cfg.max_entries || m->bytes > m->cfg.max_bytes - e->bytes)) {
+        evict_oldest_locked(m, to_free);
+    }
+    return true;
+}
+
+static bool insert_locked(mx_recall *m, entry *e, entry **to_free)
 {
     void *sorted = m->sorted;
     if (!mx_grow(&sorted, &m->sorted_cap, m->n + 1, sizeof *m->sorted)) {
         return false;
     }
     m->sorted = sorted;
-    size_t at = first_of_length_locked(m, e->text.len);
-    for (size_t i = at; i < m->n && m->sorted[i]->text.len == e->text.len; i++) {
-        if (m->sorted[i]->hash == e->hash && is_of(m->sorted[i], t) &&
-            begins_with(t, m->sorted[i]))
-        {
-            remove_locked(m, i, to_free);
-            break;
-        }
+    if (!make_place_locked(m, e, to_free)) {
+        return false;
     }
-    while (m->n > 0 && (m->n >= m->cfg.max_entries || m->bytes > m->cfg.max_bytes - e->bytes)) {
-        evict_oldest_locked(m, to_free);
-    }
-    at = first_of_length_locked(m, e->text.len);
+    size_t at = first_of_length_locked(m, (size_t)key_of(e)->n_bytes);
     memmove(m->sorted + at + 1, m->sorted + at, (m->n - at) * sizeof *m->sorted);
     m->sorted[at] = e;
     m->n++;
     m->bytes += e->bytes;
-    m->n_stored++;
+    e->serial = ++m->n_stored;
     e->is_listed = true;
     append_order_locked(m, e);
     return true;
 }
 
-void mx_recall_store(mx_recall *m, const mx_recall_text *t, const int32_t *ids, size_t n_ids)
+void mx_recall_store(mx_recall *m, const mx_hash256 *scope, const mx_turns *turns,
+                     const int32_t *ids, size_t n_ids)
 {
-    if (t->text.len == 0 || n_ids == 0) {
+    if (turns->n == 0 || n_ids < turns->list[turns->n - 1].n_prompt || n_ids >= UINT32_MAX) {
         return;
     }
-    entry *e = entry_new(m, t, ids, n_ids);
+    entry *e = entry_new(m, scope, turns, ids, n_ids);
     if (e == NULL) {
         return;
     }
     entry *to_free = NULL;
     pthread_mutex_lock(&m->mu);
-    bool is_in = insert_locked(m, e, t, &to_free);
+    bool is_in = insert_locked(m, e, &to_free);
     pthread_mutex_unlock(&m->mu);
     free_all(to_free);
     if (!is_in) {
@@ -292,7 +341,7 @@ static entry **hold_candidates(mx_recall *m, const mx_recall_text *t, size_t *n)
         list = mx_alloc(n_short * sizeof *list);
     }
     for (size_t i = 0; list != NULL && i < n_short; i++) {
-        if (is_of(m->sorted[i], t)) {
+        if (mx_hash256_eq(&m->sorted[i]->scope, t->scope)) {
             list[*n] = m->sorted[i];
             list[(*n)++]->n_holders++;
         }
@@ -322,44 +371,170 @@ static void let_go(mx_recall *m, entry **list, size_t n, entry *found)
     free_all(to_free);
 }
 
-static bool append_ids(mx_tokens *to, const entry *e)
+/* Of the answers to one prompt, the one that says what t says. */
+typedef struct best_answer {
+    const entry *e;
+    size_t n_ids, n_bytes; /* of the answer, that agree */
+} best_answer;
+
+/* What of t comes behind its first n bytes and is no control token: an answer has none. */
+static mx_str text_behind(const mx_recall_text *t, size_t n)
+{
+    size_t end = t->text.len;
+    for (size_t i = t->n_controls; i-- > 0 && t->controls[i].end > n;) {
+        end = mx_max_size(t->controls[i].begin, n);
+    }
+    return (mx_str){t->text.ptr + n, end - n};
+}
+
+static void compare_answer(const mx_tokenizer *tok, const mx_recall_text *t, const entry *e,
+                           best_answer *best)
+{
+    const mx_turn *k = key_of(e);
+    size_t n_bytes, n = mx_recall_shown(tok, e->ids + k->n_prompt, e->n_ids - k->n_prompt,
+                                        text_behind(t, (size_t)k->n_bytes), &n_bytes);
+    if (best->e == NULL || n_bytes > best->n_bytes ||
+        (n_bytes == best->n_bytes && e->serial > best->e->serial))
+    {
+        *best = (best_answer){e, n, n_bytes};
+    }
+}
+
+/* The longest prompt to which some answer agrees; only where there is none, the longest prompt. list:
+ * those whose sum agrees are marked in agrees[]. */
+static best_answer find_best(const mx_tokenizer *tok, const mx_recall_text *t, entry **list,
+                             const bool *agrees, size_t n)
+{
+    best_answer best = {0}, silent = {0};
+    mx_hash256 name;
+    size_t named = SIZE_MAX;
+    for (size_t i = n; i-- > 0;) {
+        const mx_turn *k = key_of(list[i]);
+        if (best.e != NULL && k->n_bytes < key_of(best.e)->n_bytes) {
+            if (best.n_ids > 0) {
+                return best;
+            }
+            silent = silent.e != NULL ? silent : best;
+            best = (best_answer){0};
+        }
+        if (!agrees[i]) {
+            continue;
+        }
+        if (named != k->n_bytes && !name_until(t, (size_t)k->n_bytes, &name)) {
+            break;
+        }
+        named = (size_t)k->n_bytes;
+        if (mx_hash256_eq(&name, &k->text)) {
+            compare_answer(tok, t, list[i], &best);
+        }
+    }
+    return best.n_ids > 0 || silent.e == NULL ? best : silent;
+}
+
+static bool append_ids(mx_tokens *to, const int32_t *from, size_t n_from)
 {
     size_t n;
     void *ids = to->ids;
-    if (!mx_add_ok(to->n, e->n_ids, &n) || !mx_grow(&ids, &to->cap, n, sizeof *to->ids)) {
+    if (!mx_add_ok(to->n, n_from, &n) || !mx_grow(&ids, &to->cap, n, sizeof *to->ids)) {
         return false;
     }
     to->ids = ids;
-    memcpy(to->ids + to->n, e->ids, e->n_ids * sizeof *e->ids);
+    memcpy(to->ids + to->n, from, n_from * sizeof *from);
     to->n = n;
     return true;
 }
 
-size_t mx_recall_find(mx_recall *m, const mx_recall_text *t, mx_tokens *ids)
+/* The turns of e; the last one only where some of its answer is in the text. */
+static bool copy_turns(mx_turns *to, const best_answer *b)
 {
-    size_t n;
+    size_t n = b->e->n_turns - (b->n_ids == 0);
+    for (size_t i = 0; i < n; i++) {
+        if (!mx_turns_add(to, &b->e->turns[i])) {
+            return false;
+        }
+    }
+    if (b->n_ids > 0) {
+        to->list[to->n - 1].n_end = (uint32_t)(key_of(b->e)->n_prompt + b->n_ids);
+    }
+    return true;
+}
+
+size_t mx_recall_find(mx_recall *m, const mx_tokenizer *tok, const mx_recall_text *t,
+                      mx_tokens *ids, mx_turns *turns)
+{
+    size_t n, len = 0;
     entry **list = hold_candidates(m, t, &n);
     bool *agrees = mx_calloc(n, sizeof *agrees);
-    entry *found = NULL;
-    size_t len = 0;
+    best_answer best = {0};
     if (list != NULL && agrees != NULL) {
         walk w = {.text = t->text.ptr};
         for (size_t i = 0; i < n; i++) {
-            agrees[i] = (hash_until(&w, list[i]->text.len) & m->hash_mask) == list[i]->hash;
+            const mx_turn *k = key_of(list[i]);
+            uint64_t sum = sum_until(&w, (size_t)k->n_bytes);
+            agrees[i] = ((sum ^ k->sum) & m->sum_mask) == 0;
         }
-        for (size_t i = n; i-- > 0 && found == NULL;) {
-            if (agrees[i] && begins_with(t, list[i])) {
-                found = list[i];
-            }
-        }
-        if (found != NULL && append_ids(ids, found)) {
-            len = found->text.len;
+        best = find_best(tok, t, list, agrees, n);
+    }
+    if (best.e != NULL) {
+        const mx_turn *k = key_of(best.e);
+        if ((turns == NULL || copy_turns(turns, &best)) &&
+            append_ids(ids, best.e->ids, k->n_prompt + best.n_ids))
+        {
+            len = (size_t)k->n_bytes + best.n_bytes;
         }
     }
-    let_go(m, list, n, len > 0 ? found : NULL);
+    let_go(m, list, n, len > 0 ? (entry *)(uintptr_t)best.e : NULL);
     mx_free(agrees);
     mx_free(list);
     return len;
+}
+
+/* ---- turns whose ids are elsewhere ----------------------------------------------------------- */
+
+typedef struct far_turn {
+    uint32_t at;
+    uint64_t n_bytes;
+} far_turn;
+
+static int by_length(const void *a, const void *b)
+{
+    uint64_t x = ((const far_turn *)a)->n_bytes, y = ((const far_turn *)b)->n_bytes;
+    return (x > y) - (x < y);
+}
+
+size_t mx_recall_match(const mx_recall_text *t, const mx_turn *list, size_t n, size_t n_known,
+                       uint32_t *order)
+{
+    far_turn *far = mx_alloc(n * sizeof *far);
+    size_t n_far = 0, n_out = 0;
+    for (size_t i = 0; far != NULL && i < n; i++) {
+        if (list[i].n_bytes > n_known && list[i].n_bytes <= t->text.len) {
+            far[n_far++] = (far_turn){(uint32_t)i, list[i].n_bytes};
+        }
+    }
+    if (n_far > 0) {
+        qsort(far, n_far, sizeof *far, by_length);
+    }
+    walk w = {.text = t->text.ptr};
+    size_t n_agree = 0;
+    for (size_t i = 0; i < n_far; i++) {
+        if (sum_until(&w, (size_t)far[i].n_bytes) == list[far[i].at].sum) {
+            far[n_agree++] = far[i];
+        }
+    }
+    mx_hash256 name;
+    uint64_t named = UINT64_MAX;
+    for (size_t i = n_agree; i-- > 0;) {
+        if (named != far[i].n_bytes && !name_until(t, (size_t)far[i].n_bytes, &name)) {
+            break;
+        }
+        named = far[i].n_bytes;
+        if (mx_hash256_eq(&name, &list[far[i].at].text)) {
+            order[n_out++] = far[i].at;
+        }
+    }
+    mx_free(far);
+    return n_out;
 }
 
 /* ---- what was shown -------------------------------------------------------------------------- */
@@ -423,11 +598,11 @@ bool mx_recall_check(mx_recall *m)
     bool ok = m->n <= m->cfg.max_entries && m->bytes <= m->cfg.max_bytes;
     size_t bytes = 0, n = 0;
     for (size_t i = 0; ok && i < m->n; i++) {
-        entry *e = m->sorted[i];
-        walk w = {.text = e->text.ptr};
+        const entry *e = m->sorted[i];
+        const mx_turn *k = key_of(e);
         bytes += e->bytes;
-        ok = e->is_listed && (i == 0 || m->sorted[i - 1]->text.len <= e->text.len) &&
-             (hash_until(&w, e->text.len) & m->hash_mask) == e->hash;
+        ok = e->is_listed && k->n_end == e->n_ids && k->n_prompt <= e->n_ids && k->n_prompt > 0 &&
+             (i == 0 || key_of(m->sorted[i - 1])->n_bytes <= k->n_bytes);
     }
     entry *before = NULL;
     for (entry *e = m->oldest; ok && e != NULL; e = e->newer) {

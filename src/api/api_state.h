@@ -93,11 +93,9 @@ typedef struct mx_prompt {
     bool is_sampled;  /* usage.cache.prompt_source: "sampled_ids", else "client" */
     uint32_t marks[2]; /* [n_marks] mx_request_params.marks */
     size_t n_marks;
-    /* What the ids are the ids of, when they are to be remembered together with the answer. */
+    /* The ids are to be remembered together with the answer, */
     bool is_kept;
-    mx_buf text;
-    mx_span *controls; /* [n_controls] */
-    size_t n_controls;
+    mx_turns turns;   /* which is the last of these */
 } mx_prompt;
 
 /* Whose prompt it is, and what may be done with what is remembered. */
@@ -117,6 +115,7 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rul
                         mx_prompt **out, size_t *n, mx_problem *p);
 bool mx_api_text_prompts(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
                          mx_prompt **out, size_t *n, mx_problem *p);
+void mx_prompt_free(mx_prompt *prompt); /* what is in it */
 void mx_prompts_free(mx_prompt *prompts, size_t n);
 
 /* Starts the work and answers x now (refused) or later. Takes what is in the prompts (they are

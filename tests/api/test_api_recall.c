@@ -18,9 +18,9 @@
 
 static const mx_hash256 scope_one = {{1}}, scope_two = {{2}};
 
-static mx_recall *create(size_t max_entries, size_t max_bytes, unsigned hash_bits)
+static mx_recall *create(size_t max_entries, size_t max_bytes, unsigned sum_bits)
 {
-    mx_recall_config cfg = {max_entries, max_bytes, hash_bits};
+    mx_recall_config cfg = {max_entries, max_bytes, sum_bits};
     mx_recall *m;
     mx_errbuf eb;
     assert_int_equal(mx_recall_create(&m, &cfg, &eb), MX_OK);
@@ -32,10 +32,19 @@ static mx_recall_text text_of(const char *text)
     return (mx_recall_text){.scope = &scope_one, .is_chat = true, .text = mx_str_of(text)};
 }
 
+/* A prompt of n_prompt ids with an answer of the rest. */
+static void put(mx_recall *m, const mx_recall_text *t, size_t n_prompt, const int32_t *ids, size_t n)
+{
+    mx_turn turn = {.n_end = 0};
+    if (mx_recall_name(t, n_prompt, &turn)) {
+        mx_recall_store(m, t->scope, &(mx_turns){&turn, 1, 1}, ids, n);
+    }
+}
+
 /* Stores under one id. */
 static void store(mx_recall *m, const mx_recall_text *t, int32_t id)
 {
-    mx_recall_store(m, t, &id, 1);
+    put(m, t, 1, &id, 1);
     assert_true(mx_recall_check(m));
 }
 
@@ -44,7 +53,7 @@ static int32_t find(mx_recall *m, const mx_recall_text *t, const char *found)
 {
     mx_tokens ids = {0};
     assert_int_equal(mx_tokens_push(&ids, 77), MX_OK); /* what is there stays */
-    size_t n = mx_recall_find(m, t, &ids);
+    size_t n = mx_recall_find(m, NULL, t, &ids, NULL);
     if (n != strlen(found)) {
         fail_msg("\"%.*s\": expected %zu bytes, came %zu", (int)t->text.len, t->text.ptr,
                  strlen(found), n);
@@ -86,13 +95,14 @@ static void longest_prefix_is_found(void **state)
     store(m, &with_nul, 9);
     with_nul.text.len = 9;
     assert_int_equal(find(m, &with_nul, "Hello"), 0);
-    /* The same text again: the newer ids count, and there is one entry of it. */
+    /* The same text again: the newer ids count. With the same ids there is one entry of it. */
     mx_recall_text t = text_of(texts[1]);
     store(m, &t, 5);
     assert_int_equal(find_text(m, "Hello, world", texts[1]), 5);
+    store(m, &t, 5);
     mx_recall_stats s;
     mx_recall_get_stats(m, &s);
-    assert_int_equal(s.n_entries, MX_COUNT(texts) + 1);
+    assert_int_equal(s.n_entries, MX_COUNT(texts) + 2);
     assert_int_equal(s.n_evicted, 0);
     mx_recall_destroy(m);
 }
@@ -186,31 +196,29 @@ static void bounds_hold(void **state)
     mx_recall_destroy(m);
 
     m = create(0, 10000, 0);
-    char *big = mx_calloc(1, 12000);
+    int32_t *ids = mx_calloc(3000, sizeof *ids);
     for (int32_t i = 0; i < 40; i++) {
-        memset(big, 'a' + i % 26, 900);
-        big[899] = (char)('0' + i / 26);
-        big[900] = '\0';
-        t = text_of(big);
-        store(m, &t, i);
-        assert_int_equal(find(m, &t, big), i);
+        char text[3] = {(char)('a' + i % 26), (char)('0' + i / 26), '\0'};
+        t = text_of(text);
+        put(m, &t, 225, ids, 225);
+        mx_tokens found = {0};
+        assert_int_equal(mx_recall_find(m, NULL, &t, &found, NULL), 2);
+        assert_int_equal(found.n, 225);
+        mx_tokens_free(&found);
     }
     mx_recall_get_stats(m, &s);
     assert_in_range(s.n_entries, 5, 11);
     assert_in_range(s.bytes, 900 * s.n_entries, 10000);
-    /* What never fits throws nothing out: neither a long text nor many ids. */
-    memset(big, 'z', 11000);
-    mx_recall_text long_text = text_of(big);
-    store(m, &long_text, 1);
-    int32_t *ids = mx_calloc(3000, sizeof *ids);
+    /* What never fits throws nothing out; what makes no sense is not stored. */
     mx_recall_text short_text = text_of("short");
-    mx_recall_store(m, &short_text, ids, 3000);
-    mx_recall_store(m, &short_text, ids, 0);
+    put(m, &short_text, 1, ids, 3000);
+    put(m, &short_text, 1, ids, 0);
+    put(m, &short_text, 0, ids, 1);
+    put(m, &short_text, 2, ids, 1);
     mx_recall_stats after;
     mx_recall_get_stats(m, &after);
     assert_memory_equal(&s, &after, sizeof s);
     mx_free(ids);
-    mx_free(big);
     mx_recall_destroy(m);
 }
 
@@ -234,9 +242,9 @@ static bool kept_fits(const kept *k, const mx_recall_text *t)
 }
 
 /* Texts of two letters and few lengths, so that many share prefixes. */
-static void like_a_list(unsigned hash_bits, uint64_t seed)
+static void like_a_list(unsigned sum_bits, uint64_t seed)
 {
-    mx_recall *m = create(N_KEPT, 0, hash_bits);
+    mx_recall *m = create(N_KEPT, 0, sum_bits);
     kept *list = mx_calloc(N_KEPT, sizeof *list);
     size_t n_found = 0;
     uint64_t rng = seed;
@@ -263,7 +271,7 @@ static void like_a_list(unsigned hash_bits, uint64_t seed)
                      round, want != NULL ? want->id : -1, id);
         }
         n_found += want != NULL;
-        mx_recall_store(m, &t, &k.id, 1);
+        put(m, &t, 1, &k.id, 1);
         list[round] = k;
     }
     assert_true(n_found > N_KEPT / 2);
@@ -291,19 +299,21 @@ static void no_memory_is_no_failure(void **state)
         mx_recall *m = create(0, 0, 0);
         mx_recall_text t = text_of("some text");
         mx_mem_fail_at(k);
-        mx_recall_store(m, &t, (const int32_t[]){1, 2}, 2);
+        put(m, &t, 2, (const int32_t[]){1, 2}, 2);
         mx_mem_fail_at(0);
         assert_true(mx_recall_check(m));
         mx_recall_stats s;
         mx_recall_get_stats(m, &s);
         was_stored = s.n_entries == 1;
-        mx_recall_store(m, &t, (const int32_t[]){1, 2}, 2);
+        put(m, &t, 2, (const int32_t[]){1, 2}, 2);
         mx_tokens ids = {0};
         mx_mem_fail_at(k);
-        size_t n = mx_recall_find(m, &t, &ids);
+        mx_turns turns = {0};
+        size_t n = mx_recall_find(m, NULL, &t, &ids, &turns);
         mx_mem_fail_at(0);
         was_found = n > 0;
         assert_int_equal(ids.n, n > 0 ? 2 : 0);
+        mx_turns_free(&turns);
         mx_tokens_free(&ids);
         assert_true(mx_recall_check(m));
         mx_recall_destroy(m);
@@ -331,10 +341,10 @@ static void *hammer(void *arg)
         snprintf(text + n_short, sizeof text - (size_t)n_short, ", turn %02u", b);
         mx_recall_text whole = text_of(text), begin = whole;
         begin.text.len = (size_t)n_short;
-        mx_recall_store(m, &begin, (const int32_t[]){(int32_t)a}, 1);
-        mx_recall_store(m, &whole, (const int32_t[]){(int32_t)a, (int32_t)b}, 2);
+        put(m, &begin, 1, (const int32_t[]){(int32_t)a}, 1);
+        put(m, &whole, 2, (const int32_t[]){(int32_t)a, (int32_t)b}, 2);
         mx_tokens ids = {0};
-        size_t n = mx_recall_find(m, &whole, &ids);
+        size_t n = mx_recall_find(m, NULL, &whole, &ids, NULL);
         /* Two digits always: no other text of this test is a beginning of this one. */
         bool ok = n == whole.text.len   ? ids.n == 2 && ids.ids[1] == (int32_t)b
                   : n == begin.text.len ? ids.n == 1
@@ -372,13 +382,13 @@ static void threads_share_it(void **state)
 
 /* ---- what was shown ------------------------------------------------------------------------ */
 
-static void only_what_was_seen_is_kept(void **state)
+/* Letters, two bytes that are half a character each, a control token, a word of two letters. */
+enum { A, B, LEAD, TRAIL, CONTROL, AB };
+
+static mx_tokenizer *letters(void)
 {
-    (void)state;
-    /* Letters, two bytes that are half a character each, a control token, a word of two letters. */
     static const mx_str tokens[] = {{"a", 1}, {"b", 1}, {"\xC3\x83", 2}, {"\xC2\xA9", 2},
                                     {"<c>", 3}, {"ab", 2}};
-    enum { A, B, LEAD, TRAIL, CONTROL, AB };
     static const int32_t types[] = {1, 1, 1, 1, 3, 1};
     mx_vocab_desc d = {.model = "gpt2", .pre = "gpt-2", .n_tokens = MX_COUNT(tokens),
                        .tokens = tokens, .types = types, .bos_id = -1, .eos_id = -1, .eot_id = -1,
@@ -387,6 +397,116 @@ static void only_what_was_seen_is_kept(void **state)
     mx_tokenizer *t;
     mx_errbuf eb;
     assert_int_equal(mx_tokenizer_create(&t, &d, &eb), MX_OK);
+    return t;
+}
+
+/* What is found for a text behind the prompt "p" (id 7): its ids in one number, in base 10. */
+static int64_t answer_of(mx_recall *m, const mx_tokenizer *tok, const mx_recall_text *t,
+                         size_t *n_bytes)
+{
+    mx_tokens ids = {0};
+    mx_turns turns = {0};
+    *n_bytes = mx_recall_find(m, tok, t, &ids, &turns);
+    int64_t sum = 0;
+    for (size_t i = 0; i < ids.n; i++) {
+        sum = sum * 10 + ids.ids[i];
+    }
+    assert_int_equal(turns.n, ids.n > 1);
+    if (turns.n > 0) {
+        assert_int_equal(turns.list[0].n_prompt, 1);
+        assert_int_equal(turns.list[0].n_end, ids.n);
+    }
+    mx_turns_free(&turns);
+    mx_tokens_free(&ids);
+    return sum;
+}
+
+/* The answer counts as far as it spells the text: a template or a client may cut its end. */
+static void answers_count_as_far_as_they_agree(void **state)
+{
+    (void)state;
+    mx_tokenizer *tok = letters();
+    mx_recall *m = create(0, 0, 0);
+    mx_recall_text p = text_of("p");
+    put(m, &p, 1, (const int32_t[]){7, A, B, AB}, 4);
+    put(m, &p, 1, (const int32_t[]){7, AB, A, LEAD}, 4);
+    const struct {
+        const char *text;
+        int64_t ids;
+        size_t n_bytes;
+    } cases[] = {
+        {"pabab", 7015, 5},
+        {"pababa", 7015, 5},
+        {"pabaxx", 750, 4},  /* the second says more of it */
+        {"pab", 75, 3},      /* both: the newer */
+        {"paxx", 70, 2},
+        {"pxx", 7, 1},
+        {"p", 7, 1},
+        {"", 0, 0},
+        {"xab", 0, 0},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        mx_recall_text t = text_of(cases[i].text);
+        size_t n_bytes;
+        int64_t ids = answer_of(m, tok, &t, &n_bytes);
+        if (ids != cases[i].ids || n_bytes != cases[i].n_bytes) {
+            fail_msg("\"%s\": expected %lld, %zu bytes; came %lld, %zu", cases[i].text,
+                     (long long)cases[i].ids, cases[i].n_bytes, (long long)ids, n_bytes);
+        }
+    }
+    /* Not into a control token, though its letters are those of the answer. */
+    const mx_span control = {3, 5};
+    mx_recall_text t = text_of("pabab");
+    t.controls = &control;
+    t.n_controls = 1;
+    size_t n_bytes;
+    assert_int_equal(answer_of(m, tok, &t, &n_bytes), 75);
+    assert_int_equal(n_bytes, 3);
+    /* What goes on where another ended takes its place; the beginning of one adds nothing. */
+    mx_recall_stats before, s;
+    mx_recall_get_stats(m, &before);
+    put(m, &p, 1, (const int32_t[]){7, A, B, AB, A}, 5);
+    put(m, &p, 1, (const int32_t[]){7, A, B}, 3);
+    put(m, &p, 1, (const int32_t[]){7}, 1);
+    mx_recall_get_stats(m, &s);
+    assert_int_equal(s.n_entries, before.n_entries);
+    assert_int_equal(answer_of(m, tok, &(mx_recall_text){&scope_one, true, MX_STR("pababa"), NULL, 0},
+                               &n_bytes), 70150);
+    assert_true(mx_recall_check(m));
+    mx_recall_destroy(m);
+    mx_tokenizer_destroy(tok);
+}
+
+/* Of turns that are known by name only: those that begin the text, longest first. */
+static void far_turns_are_matched(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"p", "pabxx", "pab", "q", "paba", "pa"};
+    mx_turn list[MX_COUNT(texts)];
+    for (size_t i = 0; i < MX_COUNT(texts); i++) {
+        mx_recall_text t = text_of(texts[i]);
+        assert_true(mx_recall_name(&t, 1, &list[i]));
+    }
+    list[5].sum ^= 1; /* not its own sum: not looked at */
+    uint32_t order[MX_COUNT(texts)];
+    mx_recall_text t = text_of("pabab");
+    assert_int_equal(mx_recall_match(&t, list, MX_COUNT(texts), 0, order), 3);
+    assert_int_equal(order[0], 4);
+    assert_int_equal(order[1], 2);
+    assert_int_equal(order[2], 0);
+    assert_int_equal(mx_recall_match(&t, list, MX_COUNT(texts), 3, order), 1);
+    assert_int_equal(order[0], 4);
+    list[4].text.b[0] ^= 1; /* the sum alone proves nothing */
+    assert_int_equal(mx_recall_match(&t, list, MX_COUNT(texts), 1, order), 1);
+    assert_int_equal(order[0], 2);
+    t.is_chat = false;
+    assert_int_equal(mx_recall_match(&t, list, MX_COUNT(texts), 0, order), 0);
+}
+
+static void only_what_was_seen_is_kept(void **state)
+{
+    (void)state;
+    mx_tokenizer *t = letters();
     assert_int_equal(mx_tokenizer_piece(t, LEAD, false).len, 1); /* C3 */
     const struct {
         int32_t ids[5];
@@ -431,6 +551,8 @@ int main(void)
         cmocka_unit_test(no_memory_is_no_failure),
         cmocka_unit_test(threads_share_it),
         cmocka_unit_test(only_what_was_seen_is_kept),
+        cmocka_unit_test(answers_count_as_far_as_they_agree),
+        cmocka_unit_test(far_turns_are_matched),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

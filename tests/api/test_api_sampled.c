@@ -160,13 +160,20 @@ static void second_turn_reuses_the_answer(void **state)
     assert_string_equal(second.source, "sampled_ids");
     assert_in_range(second.ram, first.prompt + first.generated - 1,
                     first.prompt + first.generated);
-    /* An edited answer is tokenised: the canonical ids, which "th" makes fewer. */
+    /* An edited answer: the sampled ids up to the edit, and canonical ones ("th") behind it. */
     char edited[256];
     snprintf(edited, sizeof edited, "%s", first.text);
-    edited[39] = 'x';
+    memcpy(edited + 30, "xththththt", 10);
     told other = second_turn(&s, 0, edited, "");
-    assert_string_equal(other.source, "client");
-    assert_true(other.prompt < second.prompt);
+    assert_string_equal(other.source, "sampled_ids");
+    assert_int_equal(other.ram, first.prompt + 30);
+    assert_int_equal(other.prompt, second.prompt - 4);
+    /* So it is when only its end was cut, as templates do that trim. */
+    memcpy(edited, first.text, 30);
+    edited[30] = '\0';
+    other = second_turn(&s, 0, edited, "");
+    assert_string_equal(other.source, "sampled_ids");
+    assert_int_equal(other.ram, first.prompt + 30);
     /* What is off neither reads nor stores, what is no-store reads. */
     assert_string_equal(second_turn(&s, 0, first.text, ",\"cache\":\"off\"").source, "client");
     assert_string_equal(second_turn(&s, 0, first.text, ",\"cache\":\"no-store\"").source,
@@ -237,6 +244,60 @@ static void ends_of_answers(void **state)
     service_stop(&s);
 }
 
+/* Reads a stream up to n letters of its answer, and goes. */
+static void hang_up_after(service *s, size_t n, char *seen)
+{
+    const char *body = "{\"messages\":[{\"role\":\"user\",\"content\":\"Say it.\"}],\"seed\":5,"
+                       "\"temperature\":1,\"stream\":true,\"max_tokens\":60,"
+                       "\"logit_bias\":{\"116\":100,\"104\":100}}";
+    mx_buf b = {0}, got = {0};
+    mx_buf_printf(&b, "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                  "Content-Length: %zu\r\n\r\n%s", strlen(body), body);
+    int fd = client_connect(s->http);
+    client_text(fd, b.ptr);
+    size_t n_seen = 0, at = 0;
+    while (n_seen < n) {
+        char part[512];
+        ssize_t n_read = recv(fd, part, sizeof part, 0);
+        assert_true(n_read > 0);
+        mx_buf_append(&got, part, (size_t)n_read);
+        static const char mark[] = "\"delta\":{\"content\":\"";
+        char *delta;
+        while ((delta = strstr(got.ptr + at, mark)) != NULL && strchr(delta, '\n') != NULL) {
+            for (delta += sizeof mark - 1; *delta != '"' && n_seen < n; delta++) {
+                seen[n_seen++] = *delta;
+            }
+            at = (size_t)(delta - got.ptr);
+        }
+    }
+    seen[n_seen] = '\0';
+    close(fd);
+    mx_buf_free(&b);
+    mx_buf_free(&got);
+}
+
+/* Who stops an answer and goes on from what was seen gets all of it from the cache. */
+static void stopped_answers_are_kept(void **state)
+{
+    (void)state;
+    service s;
+    service_start(&s, false, 0);
+    char seen[64];
+    hang_up_after(&s, 30, seen);
+    assert_non_null(strstr(seen, "th"));
+    mx_engine_stats stats;
+    uint64_t until = mx_now_us() + 5 * 1000000;
+    do { /* the server sees the end of the connection a moment later */
+        usleep(1000);
+        mx_engine_get_stats(s.g.engine, &stats);
+    } while ((stats.n_running > 0 || stats.bank.n_entries < 2) && mx_now_us() < until);
+    usleep(50000);
+    told second = second_turn(&s, 0, seen, "");
+    assert_string_equal(second.source, "sampled_ids");
+    assert_true(second.ram >= 30 + 10);
+    service_stop(&s);
+}
+
 /* A user who writes the marks of a template gets the text of a remembered conversation, byte for
  * byte, but no control tokens: the ids are not for that text. */
 static void written_marks_are_not_control_tokens(void **state)
@@ -294,6 +355,7 @@ int main(void)
         cmocka_unit_test(what_is_not_to_be_stored_is_not),
         cmocka_unit_test(keys_are_apart),
         cmocka_unit_test(ends_of_answers),
+        cmocka_unit_test(stopped_answers_are_kept),
         cmocka_unit_test(written_marks_are_not_control_tokens),
         cmocka_unit_test(plain_prompts_go_on),
     };

@@ -2,6 +2,7 @@
 """The promise of the two tiers, seen from outside: where a prompt came from, and that the answer is
 the same wherever it came from."""
 
+import json
 import os
 import random
 import threading
@@ -103,6 +104,33 @@ def test_sampled_tokens_stay(start):
         is_whole = second.cached >= first.prompt + first.usage["completion_tokens"] - 1
         assert is_whole == (sources[i] == "client"), (first.text, second.usage)
     assert s.info()["sampled_ids"] is None
+
+
+def test_stopped_answer_goes_on(start):
+    """What was streamed before the client hung up is reused to its end by the next turn."""
+    s = start("--ssd-session-cache", "off")
+    sources = []
+    for i in range(6):
+        chat = conversation(50 + i, 40)
+        text, n = "", 0
+        body = {"messages": chat, "max_tokens": 400, "temperature": 1.2, "min_p": 0, "seed": i,
+                "stream": True, "ignore_eos": True}
+        with requests.post(s.url + "/v1/chat/completions", json=body, stream=True, timeout=60) as r:
+            for line in r.iter_lines():
+                if line.startswith(b"data: {") and n < 24:
+                    delta = json.loads(line[6:])["choices"][0]["delta"].get("content")
+                    n += bool(delta)
+                    text += delta or ""
+                if n == 24:
+                    break
+        s.wait_for("the end of the answer", lambda info: info["engine"]["n_running"] == 0)
+        assert any("finish=hung_up" in line for line in s.log_lines)
+        second = s.chat(chat + [{"role": "assistant", "content": text},
+                                {"role": "user", "content": "Go on."}])
+        stem = s.chat(chat, max_tokens=1).prompt
+        assert second.cache["ram_tokens"] >= stem + n - 1, (text, second.usage)
+        sources.append(second.cache["prompt_source"])
+    assert "sampled_ids" in sources, sources
 
 
 def test_off_touches_no_file(start):
