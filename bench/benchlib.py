@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""What the benches in Python share: starting a server on a free port, asking it, prompts, figures.
+"""What the benches in Python share: starting a server on a free port, asking it, prompts, figures, tables.
 Standard library only."""
+import datetime
 import json
 import os
+import pathlib
 import random
+import re
 import signal
 import socket
 import statistics
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
+HERE = pathlib.Path(__file__).resolve().parent
 WORDS = ("river stone engine letter garden window market signal paper winter harbour copper "
          "little ancient quiet bright carries follows measures builds between under against "
          "the a of and to in").split()
@@ -48,6 +53,51 @@ def percentile(values, p):
 
 def median(values):
     return statistics.median(values)
+
+
+def find_binary(folder, name):
+    for part in ("", "bin", "build/bin"):
+        path = pathlib.Path(folder).absolute() / part / name
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+def version_of(binary):
+    """What it says about itself, and the commit of this tree."""
+    def words(command):
+        r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return r.stdout.strip()
+    return (words([binary, "--version"]) + " "
+            + words(["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"])).strip()
+
+
+def machine():
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    name = re.search(r"^(?:model name|Model)\s*:\s*(.*)$", text, re.M)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
+    wanted = r"^(avx|fma$|f16c|amx|asimd|sve|i8mm)"
+    kept = [f for f in (flags.group(1).split() if flags else []) if re.match(wanted, f)]
+    total = re.search(r"MemTotal:\s*(\d+)", pathlib.Path("/proc/meminfo").read_text())
+    return (name.group(1).strip() if name else "unknown CPU", kept, os.cpu_count(),
+            int(total.group(1)) / 1048576 if total else 0)
+
+
+def result_path(what=""):
+    """Where a result of today and of this machine belongs."""
+    cpu = re.sub(r"[^a-z0-9]+", "-", machine()[0].lower()).strip("-")
+    return HERE / "results" / ("%s-%s%s.md" % (datetime.date.today(), what and what + "-", cpu))
+
+
+def number(value):
+    if value is None:
+        return "-"
+    return "%.0f" % value if value >= 100 else "%.1f" % value if value >= 10 else "%.2f" % value
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 class Server:
@@ -91,13 +141,23 @@ class Server:
         with urllib.request.urlopen(self.url(path), timeout=30) as r:
             return json.load(r)
 
+    def post(self, path, body):
+        request = urllib.request.Request(self.url(path), json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        for attempt in range(20):
+            try:
+                with urllib.request.urlopen(request, timeout=600) as r:
+                    return json.load(r)
+            except urllib.error.HTTPError as e:
+                words = e.read().decode()
+                if e.code != 503:
+                    break
+                time.sleep(0.05)
+        sys.exit("POST %s: %s" % (path, words))
+
     def complete(self, text, n_tokens):
         """A plain completion, which needs no chat template."""
-        body = {"prompt": text, "max_tokens": n_tokens, "temperature": 0}
-        request = urllib.request.Request(self.url("/v1/completions"), json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=600) as response:
-            return json.load(response)
+        return self.post("/v1/completions", {"prompt": text, "max_tokens": n_tokens, "temperature": 0})
 
     def memory_kib(self, name):
         """VmRSS (now) or VmHWM (peak)."""
@@ -108,8 +168,10 @@ class Server:
         return 0
 
     def stream(self, text, **fields):
-        """Yields the parsed chunks of a streamed chat answer."""
-        body = {"messages": [{"role": "user", "content": text}], "stream": True, "temperature": 0,
+        """Yields the parsed chunks of a streamed chat answer. text: or a list of messages. Whoever
+        closes the generator hangs up."""
+        messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
+        body = {"messages": messages, "stream": True, "temperature": 0,
                 "stream_options": {"include_usage": True}, **fields}
         request = urllib.request.Request(self.url("/v1/chat/completions"), json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
