@@ -125,6 +125,14 @@ HELP void help_spill(const char *path, const uint8_t *bytes, size_t n)
     fclose(f);
 }
 
+/* Ages for help_each_file: arg = how many seconds ago it was last used. */
+HELP void help_age(const char *path, void *age_s)
+{
+    time_t then = time(NULL) - *(const int64_t *)age_s;
+    struct timespec times[2] = {{then, 0}, {then, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
+}
+
 /* ---- conversations --------------------------------------------------------------------------- */
 
 typedef struct talk {
@@ -265,6 +273,19 @@ HELP mx_cold *help_open(const mx_cold_config *cfg)
         print_message("open: %s\n", eb.text);
     }
     assert_int_equal(err, MX_OK);
+    return c;
+}
+
+/* The scan after start must not meet the files that a test makes behind its back. */
+HELP mx_cold *help_open_settled(const mx_cold_config *cfg)
+{
+    mx_cold *c = help_open(cfg);
+    mx_cold_stats stats = {0};
+    for (int i = 0; i < 10000 && !stats.is_loaded; i++) {
+        usleep(1000);
+        mx_cold_get_stats(c, &stats);
+    }
+    assert_true(stats.is_loaded);
     return c;
 }
 

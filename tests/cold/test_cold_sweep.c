@@ -9,30 +9,6 @@
 
 typedef help_bed state;
 
-static void set_age(const char *path, int64_t age_s)
-{
-    struct timespec times[2] = {{time(NULL) - age_s, 0}, {time(NULL) - age_s, 0}};
-    assert_int_equal(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
-}
-
-/* The scan after start must not meet the files that a test makes behind its back. */
-static mx_cold *open_settled(const mx_cold_config *cfg)
-{
-    mx_cold *c = help_open(cfg);
-    mx_cold_stats stats = {0};
-    for (int i = 0; i < 10000 && !stats.is_loaded; i++) {
-        usleep(1000);
-        mx_cold_get_stats(c, &stats);
-    }
-    assert_true(stats.is_loaded);
-    return c;
-}
-
-static void age_one(const char *path, void *arg)
-{
-    set_age(path, *(const int64_t *)arg);
-}
-
 static void add_size(const char *path, void *arg)
 {
     struct stat st;
@@ -56,7 +32,7 @@ static void test_over_budget_goes_leaf_first(void **arg)
 {
     state *s = *arg;
     enum { PAGES = 10, FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES };
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, PAGES * 64);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     usleep(20000); /* the step of file times */
@@ -65,7 +41,7 @@ static void test_over_budget_goes_leaf_first(void **arg)
     mx_cold_close(c);
 
     s->cfg.max_bytes = 25 * FILE_BYTES;
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     sweep(c);
     char v1[300];
     snprintf(v1, sizeof v1, "%s/v1", s->dir);
@@ -91,17 +67,17 @@ static void test_over_budget_goes_leaf_first(void **arg)
 static void test_reading_makes_young(void **arg)
 {
     state *s = *arg;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 640);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     talk_make(&s->other, &s->root, 2, 0, 640);
     assert_int_equal(help_write_talk(c, &s->other), MX_OK);
     int64_t age = 5000;
-    help_each_file(s->root_dir, ".page", age_one, &age);
+    help_each_file(s->root_dir, ".page", help_age, &age);
     assert_int_equal(help_read_talk(c, &s->talk, 640), 640);
     mx_cold_close(c);
     s->cfg.max_bytes = 24 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     sweep(c);
     assert_int_equal(help_read_talk(c, &s->talk, 640), 640);
     assert_true(help_read_talk(c, &s->other, 640) < 640);
@@ -112,12 +88,12 @@ static void test_young_files_are_never_deleted(void **arg)
 {
     state *s = *arg;
     s->cfg.tuning.delete_age_s = 0; /* the default: 10 minutes */
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 640);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     mx_cold_close(c);
     s->cfg.max_bytes = 4 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".page"), 10);
     /* Over the limit nothing is added, and that is not a fault of the folder. */
@@ -128,11 +104,11 @@ static void test_young_files_are_never_deleted(void **arg)
     assert_false(st.is_degraded);
     assert_int_equal(st.dropped_full, 1);
     int64_t age = 599;
-    help_each_file(s->root_dir, ".page", age_one, &age);
+    help_each_file(s->root_dir, ".page", help_age, &age);
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".page"), 10);
     age = 700;
-    help_each_file(s->root_dir, "", age_one, &age);
+    help_each_file(s->root_dir, "", help_age, &age);
     sweep(c);
     assert_true(help_count(s->root_dir, ".page") <= 4);
     assert_int_equal(help_write_page(c, &s->other, 0), MX_OK);
@@ -145,7 +121,7 @@ static void test_writer_starts_the_sweep(void **arg)
     state *s = *arg;
     s->cfg.max_bytes = 40 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
     s->cfg.tuning.retry_us = 1000;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     size_t n_ok = 0;
     for (uint64_t i = 0; i < 40; i++) {
         talk_make(&s->talk, &s->root, i, 0, 4 * 64);
@@ -165,7 +141,7 @@ static void test_superseded_partial_pages_go(void **arg)
 {
     state *s = *arg;
     for (int reopen = 0; reopen < 2; reopen++) {
-        mx_cold *c = open_settled(&s->cfg);
+        mx_cold *c = help_open_settled(&s->cfg);
         talk_make(&s->talk, &s->root, (uint64_t)reopen, 0, 64 + 20);
         assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
         /* A branch that leaves inside of the partial page keeps it alive. */
@@ -180,7 +156,7 @@ static void test_superseded_partial_pages_go(void **arg)
         assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
         if (reopen) { /* known by manifests and page heads alone */
             mx_cold_close(c);
-            c = open_settled(&s->cfg);
+            c = help_open_settled(&s->cfg);
         }
         sweep(c);
         sweep(c);
@@ -198,7 +174,7 @@ static void test_superseded_partial_pages_go(void **arg)
 static void test_superfluous_manifests_go(void **arg)
 {
     state *s = *arg;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 64);
     for (int i = 1; i <= 5; i++) {
         talk_cut(&s->talk, (size_t)i * 64);
@@ -223,7 +199,7 @@ static void spill(const state *s, const char *name, int64_t age_s)
     char path[700];
     snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
     help_spill(path, (const uint8_t *)"x", 1);
-    set_age(path, age_s);
+    help_age(path, &age_s);
 }
 
 static bool is_there(const state *s, const char *name)
@@ -237,7 +213,7 @@ static void test_leftovers_and_foreign_names(void **arg)
 {
     state *s = *arg;
     char path[700];
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 70);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     snprintf(path, sizeof path, "%s/trash", s->root_dir);
@@ -282,11 +258,11 @@ static void test_leftovers_and_foreign_names(void **arg)
 static void test_times_in_the_future(void **arg)
 {
     state *s = *arg;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 64);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     int64_t age = -1000000;
-    help_each_file(s->root_dir, ".page", age_one, &age);
+    help_each_file(s->root_dir, ".page", help_age, &age);
     sweep(c);
     char hex[65], path[700];
     struct stat st;
@@ -309,9 +285,9 @@ static void test_limit_covers_all_models(void **arg)
     assert_int_equal(help_write_talk(c, &s->other), MX_OK);
     mx_cold_close(c);
     int64_t age = 100;
-    help_each_file(s->dir, ".page", age_one, &age);
+    help_each_file(s->dir, ".page", help_age, &age);
     s->cfg.max_bytes = 16 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     sweep(c);
     talk_make(&s->talk, &s->root, 1, 0, 256);
     mx_err err = help_write_talk(c, &s->talk);
@@ -331,7 +307,7 @@ static void test_limit_covers_all_models(void **arg)
 static void check_refused(state *s, const char *why)
 {
     talk_make(&s->talk, &s->root, 1, 0, 70);
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     mx_err err = help_write_page(c, &s->talk, 0);
     assert_true(err == MX_E_DENIED || err == MX_E_IO); /* the latter when the sweep met it first */
     assert_int_equal(help_read_talk(c, &s->talk, 70), 0);
@@ -390,7 +366,7 @@ static void test_removed_while_running(void **arg)
 {
     state *s = *arg;
     s->cfg.tuning.retry_us = 1;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 200);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
@@ -417,7 +393,7 @@ static void test_small_and_vanishing_disk(void **arg)
     snprintf(dir, sizeof dir, "%s/cache", disk);
     s->cfg.dir = dir;
     s->cfg.tuning.retry_us = 1;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, MAX_PAGES * 64);
     mx_err err = help_write_talk(c, &s->talk);
     mx_cold_stats st;
@@ -457,7 +433,7 @@ static void test_remove_all(void **arg)
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(unlink(path), 0);
     /* ours, with everything that can be in it */
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 300);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     sweep(c);

@@ -20,18 +20,6 @@ static void spill_wear(const state *s, const void *text, size_t n)
     help_spill(path, text, n);
 }
 
-static mx_cold *open_settled(const mx_cold_config *cfg)
-{
-    mx_cold *c = help_open(cfg);
-    mx_cold_stats stats = {0};
-    for (int i = 0; i < 10000 && !stats.is_loaded; i++) {
-        usleep(1000);
-        mx_cold_get_stats(c, &stats);
-    }
-    assert_true(stats.is_loaded);
-    return c;
-}
-
 static mx_cold_stats stats_of(mx_cold *c)
 {
     mx_cold_stats st;
@@ -58,7 +46,7 @@ static void test_conversation_writes_its_tokens_once(void **arg)
     mx_cold_fileops ops = mx_cold_real_fileops;
     ops.writev = counting_writev;
     s->cfg.tuning.fileops = &ops;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     uint64_t most = 0;
     talk_make(&s->talk, &s->root, 1, 0, 1);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK); /* marker, model.json */
@@ -107,7 +95,7 @@ static void test_write_budget(void **arg)
 {
     state *s = *arg;
     s->cfg.write_budget = 6 * FILE_BYTES;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     assert_int_equal(count_writes(c, &s->talk, &s->root, 1), 6);
     mx_cold_stats st = stats_of(c);
     assert_int_equal(st.dropped_budget, 4);
@@ -118,46 +106,39 @@ static void test_write_budget(void **arg)
     assert_int_equal(help_read_talk(c, &s->talk, 640), 6 * 64);
     mx_cold_close(c);
 
-    c = open_settled(&s->cfg); /* a restart is no new day */
+    c = help_open_settled(&s->cfg); /* a restart is no new day */
     assert_int_equal(count_writes(c, &s->talk, &s->root, 2), 0);
     mx_cold_close(c);
 
     int64_t today = mx_wall_s() / DAY_S;
     put_wear(s, today - 1, 6 * FILE_BYTES);
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     assert_int_equal(count_writes(c, &s->talk, &s->root, 3), 6);
     mx_cold_close(c);
 
     put_wear(s, today + 1000, 4 * FILE_BYTES); /* a clock that was wrong */
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     assert_int_equal(count_writes(c, &s->talk, &s->root, 4), 2);
     mx_cold_close(c);
 
     spill_wear(s, "rubbish", 7);
     s->cfg.write_budget = 0;
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     assert_int_equal(count_writes(c, &s->talk, &s->root, 5), 10);
     mx_cold_close(c);
 }
 
 /* ---- time ------------------------------------------------------------------------------------- */
 
-static void age_one(const char *path, void *arg)
-{
-    time_t at = time(NULL) - *(const int64_t *)arg;
-    struct timespec times[2] = {{at, 0}, {at, 0}};
-    assert_int_equal(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
-}
-
 static void age_all(const state *s, const char *suffix, int64_t age_s)
 {
-    help_each_file(s->root_dir, suffix, age_one, &age_s);
+    help_each_file(s->root_dir, suffix, help_age, &age_s);
 }
 
 static void test_ttl(void **arg)
 {
     state *s = *arg;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 300);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     age_all(s, "", 40 * DAY_S);
@@ -166,14 +147,14 @@ static void test_ttl(void **arg)
     assert_int_equal(help_count(s->root_dir, ".page"), 5); /* the default: never */
 
     s->cfg.ttl_s = 30 * DAY_S;
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     talk_make(&s->other, &s->root, 2, 0, 200);
     assert_int_equal(help_write_talk(c, &s->other), MX_OK);
     mx_cold_close(c);
     s->cfg.ttl_s = 50 * DAY_S;
     age_all(s, "", 40 * DAY_S);
     age_all(s, ".session", 60 * DAY_S); /* older than the pages that they name: they stay */
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(stats_of(c).files_expired, 0);
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
@@ -185,18 +166,18 @@ static void test_ttl(void **arg)
     talk_make(&s->talk, &s->root, 3, 0, 100);
     mx_cold_config writer = s->cfg;
     writer.ttl_s = 0;
-    c = open_settled(&writer);
+    c = help_open_settled(&writer);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     for (size_t i = 0; i < s->talk.n_ids; i++) {
         char hex[65], path[700];
         int64_t age = 31 * DAY_S;
         mx_hash256_hex(&s->talk.ids[i], hex);
         snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
-        age_one(path, &age);
+        help_age(path, &age);
     }
     mx_cold_close(c);
     age_all(s, ".session", 31 * DAY_S);
-    c = open_settled(&s->cfg);
+    c = help_open_settled(&s->cfg);
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(stats_of(c).files_expired + help_count(s->root_dir, ".page"), 3 + 4);
     assert_int_equal(help_read_talk(c, &s->talk, 100), 0);
@@ -229,7 +210,7 @@ static void test_empty_folders_of_other_models(void **arg)
         snprintf(dirs[i], sizeof dirs[i], "%s/v1/%s", s->dir, hex);
         mx_cold_config cfg = s->cfg;
         cfg.root = root;
-        mx_cold *c = open_settled(&cfg);
+        mx_cold *c = help_open_settled(&cfg);
         talk_make(&s->talk, &root, (uint64_t)i, 0, 100);
         assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
         mx_cold_close(c);
@@ -240,7 +221,7 @@ static void test_empty_folders_of_other_models(void **arg)
     age_tree(dirs[2], 10 * DAY_S);
     s->cfg.ttl_s = 30 * DAY_S;
     s->cfg.tuning.delete_age_s = 0; /* the default, 10 minutes: emptied folders are too young */
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->other, &s->root, 7, 0, 64);
     assert_int_equal(help_write_talk(c, &s->other), MX_OK); /* whoever has no folder does not sweep */
     assert_true(mx_cold_sweep(c, 20000000));
@@ -259,7 +240,7 @@ static void test_empty_folders_of_other_models(void **arg)
 static void test_quarantine_is_bounded_in_bytes(void **arg)
 {
     state *s = *arg;
-    mx_cold *c = open_settled(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 64);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     char path[600];
@@ -272,7 +253,7 @@ static void test_quarantine_is_bounded_in_bytes(void **arg)
         assert_int_equal(ftruncate(fd, 60 << 20), 0);
         close(fd);
         int64_t age = 1000 - i;
-        age_one(path, &age);
+        help_age(path, &age);
     }
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(help_count(s->root_dir, ".state"), 4);
