@@ -21,7 +21,7 @@
 typedef struct options {
     char *dir, *url, *admin_key, *api_key;
     bool all, quarantine;
-    uint64_t max_size;
+    uint64_t max_size, ttl_s;
 } options;
 
 #define AT(field) offsetof(options, field)
@@ -33,7 +33,9 @@ static const mx_option rows[] = {
     {"quarantine", OPT_FLAG, AT(quarantine), NULL, "off", 0, 0, NULL,
      "verify: move damaged files to quarantine/, so that no reader meets them"},
     {"ssd-session-cache-max-size", OPT_SIZE, AT(max_size), "SIZE", "0", 0, 0, NULL,
-     "gc: the limit; without it MTPLX_SSD_SESSION_CACHE_MAX_SIZE, or else only leftovers go"},
+     "gc: the limit; without it MTPLX_SSD_SESSION_CACHE_MAX_SIZE, or else there is none"},
+    {"ssd-session-cache-ttl", OPT_TIME, AT(ttl_s), "TIME", "0", 0, 0, NULL,
+     "gc: what was not used for so long (30d, 12h) goes; without it MTPLX_SSD_SESSION_CACHE_TTL"},
     {"url", OPT_TEXT, AT(url), "URL", "http://127.0.0.1:8000", 0, 0, NULL,
      "explain: the running server"},
     {"admin-key", OPT_SECRET, AT(admin_key), "KEY", NULL, 0, 0, NULL,
@@ -54,6 +56,12 @@ static int failed(const mx_errbuf *eb)
 {
     fprintf(stderr, "mtplx: %s\n", eb->text);
     return 1;
+}
+
+static const char *given_or_env(const char *given, const char *variable)
+{
+    const char *v = given != NULL ? given : getenv(variable);
+    return v != NULL && *v != '\0' ? v : NULL;
 }
 
 /* ---- entries --------------------------------------------------------------------------------- */
@@ -222,13 +230,18 @@ static int run_gc(const options *o, const char *operand)
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
     char size[32];
-    uint64_t limit = o->max_size;
-    const char *from_env = getenv("MTPLX_SSD_SESSION_CACHE_MAX_SIZE");
-    if (limit == 0 && from_env != NULL && *from_env != '\0' && !mx_parse_size(from_env, &limit)) {
+    uint64_t limit = o->max_size, ttl_s = o->ttl_s;
+    const char *max_size = given_or_env(NULL, "MTPLX_SSD_SESSION_CACHE_MAX_SIZE");
+    const char *ttl = given_or_env(NULL, "MTPLX_SSD_SESSION_CACHE_TTL");
+    if (limit == 0 && max_size != NULL && !mx_parse_size(max_size, &limit)) {
         fprintf(stderr, "mtplx: MTPLX_SSD_SESSION_CACHE_MAX_SIZE must be a size such as 4G\n");
         return 2;
     }
-    if (mx_cold_gc(o->dir, limit == 0 ? UINT64_MAX : limit, &n, &eb) != MX_OK) {
+    if (ttl_s == 0 && ttl != NULL && !mx_parse_time(ttl, &ttl_s)) {
+        fprintf(stderr, "mtplx: MTPLX_SSD_SESSION_CACHE_TTL must be a time such as 12h or 30d\n");
+        return 2;
+    }
+    if (mx_cold_gc(o->dir, limit == 0 ? UINT64_MAX : limit, ttl_s, &n, &eb) != MX_OK) {
         return failed(&eb);
     }
     mx_print_size(size, sizeof size, n.n_bytes);
@@ -266,16 +279,10 @@ static int run_rm(const options *o, const char *operand)
     return 0;
 }
 
-static const char *key_of(const char *given, const char *variable)
-{
-    const char *v = given != NULL ? given : getenv(variable);
-    return v != NULL && *v != '\0' ? v : NULL;
-}
-
 static int run_explain(const options *o, const char *operand)
 {
-    return mx_cli_explain(operand, o->url, key_of(o->admin_key, "MTPLX_ADMIN_KEY"),
-                          key_of(o->api_key, "MTPLX_API_KEY"));
+    return mx_cli_explain(operand, o->url, given_or_env(o->admin_key, "MTPLX_ADMIN_KEY"),
+                          given_or_env(o->api_key, "MTPLX_API_KEY"));
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */

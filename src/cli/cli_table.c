@@ -78,7 +78,7 @@ void mx_print_size(char *out, size_t cap, uint64_t bytes)
 }
 
 /* A number of seconds, minutes, hours or days. */
-static bool parse_time(const char *text, uint64_t *out)
+bool mx_parse_time(const char *text, uint64_t *out)
 {
     static const struct {
         char unit;
@@ -216,7 +216,7 @@ static mx_err set_value(void *base, const mx_option *o, const char *text, bool i
         }
         return MX_OK;
     case OPT_TIME:
-        if (!parse_time(text, to)) {
+        if (!mx_parse_time(text, to)) {
             return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a time such as 12h or "
                            "30d", shown, text);
         }

@@ -69,6 +69,7 @@ void mx_table_json(const mx_option_table *t, const void *from, bool env_only, mx
 
 /* "512M", "1.5GiB", "4096": binary multiples in every spelling. */
 bool mx_parse_size(const char *text, uint64_t *out);
+bool mx_parse_time(const char *text, uint64_t *out); /* seconds */
 /* "1.5 GiB" */
 void mx_print_size(char *out, size_t cap, uint64_t bytes);
 

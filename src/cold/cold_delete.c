@@ -65,7 +65,7 @@ static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *n
     bool is_deleted = false;
     if (ops->rename(dir, name, trash, name) == 0
         && fstatat(trash, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
-        if (mx_sweep_age_s(s, st.st_mtim.tv_sec) < s->c->tuning.delete_age_s) {
+        if (mx_sweep_age_s(s, st.st_mtim.tv_sec) < s->delete_age_s) {
             renameat2(trash, name, dir, name, RENAME_NOREPLACE); /* else it stays in trash/ */
         } else {
             is_deleted = ops->unlink(trash, name, 0) == 0;
@@ -75,9 +75,26 @@ static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *n
     return is_deleted;
 }
 
-static bool delete_file(mx_sweep *s, mx_swept_file *e)
+/* What a server has to know about a file that is gone. */
+static void tell(const mx_sweep *s, const mx_swept_file *e)
 {
     mx_cold *c = s->c;
+    if (e->root == s->own_root && (e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE)) {
+        mx_cold_index_remove(c->index, &e->id);
+        mx_gone_add(c->gone, &e->id);
+    } else if (e->root == s->own_root && e->kind == MX_SWEPT_SESSION) {
+        mx_cold_index_unmark_manifest(c->index, &e->id);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->stats.files_swept++;
+    c->stats.files_over_limit += s->cause == MX_SWEPT_OVER_LIMIT;
+    c->stats.files_expired += s->cause == MX_SWEPT_EXPIRED;
+    c->stats.bytes_swept += e->bytes;
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void delete_file(mx_sweep *s, mx_swept_file *e)
+{
     char name[300];
     mx_swept_name(e, name);
     mx_errbuf eb;
@@ -96,29 +113,21 @@ static bool delete_file(mx_sweep *s, mx_swept_file *e)
         close(root_fd);
     }
     if (!is_deleted) {
-        return false;
+        return;
     }
     e->is_gone = true;
     s->total_files--;
     s->total_bytes -= e->bytes;
-    if (e->root == s->own_root && (e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE)) {
-        mx_cold_index_remove(c->index, &e->id);
-        mx_gone_add(c->gone, &e->id);
-    } else if (e->root == s->own_root && e->kind == MX_SWEPT_SESSION) {
-        mx_cold_index_unmark_manifest(c->index, &e->id);
+    s->deleted_files++;
+    s->deleted_bytes += e->bytes;
+    if (s->c != NULL) {
+        tell(s, e);
     }
-    pthread_mutex_lock(&c->lock);
-    c->stats.files_swept++;
-    c->stats.files_over_limit += s->cause == MX_SWEPT_OVER_LIMIT;
-    c->stats.files_expired += s->cause == MX_SWEPT_EXPIRED;
-    c->stats.bytes_swept += e->bytes;
-    pthread_mutex_unlock(&c->lock);
-    return true;
 }
 
-void mx_sweep_delete(mx_sweep *s, const bool *marked, const char *why)
+void mx_sweep_delete(mx_sweep *s, bool *marked, const char *why)
 {
-    uint64_t n = 0, bytes = 0, n_deleted = 0;
+    uint64_t n = 0, bytes = 0, deleted_before = s->deleted_files;
     for (size_t i = 0; i < s->n_files; i++) {
         n += marked[i];
         bytes += marked[i] ? s->files[i].bytes : 0;
@@ -128,11 +137,14 @@ void mx_sweep_delete(mx_sweep *s, const bool *marked, const char *why)
     }
     mx_log(MX_LOG_INFO, "cold: sweep: deleting files=%llu bytes=%llu reason=%s",
            (unsigned long long)n, (unsigned long long)bytes, why);
-    for (size_t i = 0; i < s->n_files && !atomic_load(&s->c->is_stopping); i++) {
-        n_deleted += marked[i] && delete_file(s, &s->files[i]);
+    for (size_t i = 0; i < s->n_files && !mx_sweep_is_stopping(s); i++) {
+        if (marked[i]) {
+            delete_file(s, &s->files[i]);
+        }
     }
-    if (n_deleted != n) {
+    if (s->deleted_files - deleted_before != n) {
         mx_log(MX_LOG_INFO, "cold: sweep: deleted files=%llu, the others are in use or cannot be",
-               (unsigned long long)n_deleted);
+               (unsigned long long)(s->deleted_files - deleted_before));
     }
+    memset(marked, 0, s->n_files * sizeof *marked);
 }

@@ -20,7 +20,7 @@
 static bool is_unused(const mx_sweep *s, const mx_swept_file *e)
 {
     int64_t age = mx_swept_age_s(s, e);
-    return age >= s->c->ttl_s && age >= s->c->tuning.delete_age_s;
+    return age >= s->ttl_s && age >= s->delete_age_s;
 }
 
 static int compare_ids(const void *a, const void *b)
@@ -30,7 +30,7 @@ static int compare_ids(const void *a, const void *b)
 
 void mx_sweep_mark_expired(const mx_sweep *s, bool *marked)
 {
-    mx_hash256 *used = s->c->ttl_s > 0 ? mx_alloc((s->n_files + 1) * sizeof *used) : NULL;
+    mx_hash256 *used = s->ttl_s > 0 ? mx_alloc((s->n_files + 1) * sizeof *used) : NULL;
     if (used == NULL) {
         return; /* no time to live, or no memory: the next sweep */
     }
@@ -62,7 +62,7 @@ static bool is_young(const mx_sweep *s, int dir, const char *name)
 {
     struct stat st;
     return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0
-           && s->now_s - (int64_t)st.st_mtim.tv_sec < s->c->tuning.delete_age_s;
+           && s->now_s - (int64_t)st.st_mtim.tv_sec < s->delete_age_s;
 }
 
 /* rmdir does not take what is not empty, so nothing can be lost here, whoever writes at the same
@@ -121,7 +121,7 @@ void mx_sweep_remove_empty_roots(const mx_sweep *s)
         n_files[s->files[i].root] += !s->files[i].is_gone;
     }
     for (size_t i = 0; n_files != NULL && i < s->n_roots; i++) {
-        if (n_files[i] == 0 && i != s->own_root && !atomic_load(&s->c->is_stopping)) {
+        if (n_files[i] == 0 && i != s->own_root && !mx_sweep_is_stopping(s)) {
             remove_root(s, s->roots[i]);
         }
     }

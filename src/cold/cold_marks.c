@@ -23,7 +23,7 @@ void mx_sweep_mark_leftovers(const mx_sweep *s, bool *marked)
     for (size_t i = kept != NULL ? s->n_files : 0; i-- > 0;) { /* youngest first */
         const mx_swept_file *e = &s->files[i];
         if (e->kind == MX_SWEPT_TEMP) {
-            marked[i] = mx_swept_age_s(s, e) >= s->c->tuning.orphan_age_s;
+            marked[i] = mx_swept_age_s(s, e) >= s->orphan_age_s;
         } else if (e->kind == MX_SWEPT_TRASH) {
             marked[i] = true; /* whoever put it there held the lock that we hold now */
         } else if (e->kind == MX_SWEPT_QUARANTINE) {
@@ -120,18 +120,18 @@ void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked)
 /* ---- what is too much ------------------------------------------------------------------------ */
 
 /* Files are sorted by time. */
-void mx_sweep_mark_over_budget(mx_sweep *s, bool *marked, uint64_t limit)
+void mx_sweep_mark_over_budget(mx_sweep *s, bool *marked, uint64_t most)
 {
-    uint64_t low = mx_cold_low_water(s->c, limit), left = s->total_bytes;
-    for (size_t i = 0; i < s->n_files && left > low; i++) {
+    uint64_t left = s->total_bytes;
+    for (size_t i = 0; i < s->n_files && left > most; i++) {
         const mx_swept_file *e = &s->files[i];
         if (!e->is_gone && e->kind == MX_SWEPT_QUARANTINE && mx_swept_is_old_enough(s, e)) {
             marked[i] = true;
             left -= e->bytes;
         }
     }
-    mx_sweep_mark_close_states(s, marked, low, &left);
-    for (size_t i = 0; i < s->n_files && left > low; i++) {
+    mx_sweep_mark_close_states(s, marked, most, &left);
+    for (size_t i = 0; i < s->n_files && left > most; i++) {
         const mx_swept_file *e = &s->files[i];
         if (!e->is_gone && !marked[i] && mx_swept_is_stored(e) && mx_swept_is_old_enough(s, e)) {
             marked[i] = true;

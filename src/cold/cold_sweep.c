@@ -92,15 +92,12 @@ static void delete_superfluous(mx_sweep *s)
     }
     mx_sweep_mark_leftovers(s, marked);
     mx_sweep_delete(s, marked, "leftovers");
-    memset(marked, 0, s->n_files * sizeof *marked);
     mx_sweep_mark_superfluous(s, marked);
     mx_sweep_delete(s, marked, "superseded");
-    memset(marked, 0, s->n_files * sizeof *marked);
     mx_sweep_mark_expired(s, marked);
     s->cause = MX_SWEPT_EXPIRED;
     mx_sweep_delete(s, marked, "unused_for_longer_than_ttl");
-    memset(marked, 0, s->n_files * sizeof *marked);
-    mx_sweep_mark_over_budget(s, marked, mx_cold_limit(s->c, s->f));
+    mx_sweep_mark_over_budget(s, marked, mx_cold_low_water(s->c, mx_cold_limit(s->c, s->f)));
     s->cause = MX_SWEPT_OVER_LIMIT;
     mx_sweep_delete(s, marked, "over_limit");
     mx_free(marked);
@@ -174,6 +171,9 @@ void mx_cold_sweep_once(mx_cold *c)
     s->f = &c->sweeper_folder;
     s->own_root = MX_SWEEP_NO_ROOT;
     s->now_s = mx_cold_now_s(c);
+    s->delete_age_s = c->tuning.delete_age_s;
+    s->orphan_age_s = c->tuning.orphan_age_s;
+    s->ttl_s = c->ttl_s;
     mx_err err = mx_cold_folder_ready(s->f, false, &eb);
     if (err == MX_OK) {
         run(s);

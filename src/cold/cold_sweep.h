@@ -4,7 +4,7 @@
  *
  * A file for each step: cold_walk.c sees what is there; cold_marks.c, cold_thin.c and cold_expire.c
  * mark what is to go; cold_delete.c deletes it; cold_sweep.c runs them in order. Belongs to the
- * background thread.
+ * background thread, or to a tool that takes some of the steps (cold_tools.c).
  */
 #ifndef MX_COLD_SWEEP_H
 #define MX_COLD_SWEEP_H
@@ -38,14 +38,17 @@ typedef struct mx_swept_file {
 } mx_swept_file;
 
 typedef struct mx_sweep {
-    mx_cold *c;
-    mx_cold_folder *f;
+    mx_cold *c;            /* NULL: a tool's, outside of a server */
+    mx_cold_folder *f;     /* a tool's has only v1_fd */
+    int64_t delete_age_s, orphan_age_s, ttl_s; /* as in mx_cold_tuning and mx_cold_config */
+    const char *only_root; /* the others are not looked at; NULL = all */
     char (*roots)[65];     /* [n_roots] */
     size_t n_roots, roots_cap;
-    size_t own_root;       /* index of ours, NO_ROOT = not among them */
+    size_t own_root;       /* index of ours, MX_SWEEP_NO_ROOT = not among them */
     mx_swept_file *files;  /* [n_files], the oldest first once all are known */
     size_t n_files, files_cap;
     uint64_t total_files, total_bytes, n_foreign;
+    uint64_t deleted_files, deleted_bytes;
     mx_swept_cause cause;  /* of what is deleted now */
     int64_t now_s;
     mx_err err;            /* a walk that could not see everything deletes nothing */
@@ -75,7 +78,12 @@ MX_INLINE int64_t mx_swept_age_s(const mx_sweep *s, const mx_swept_file *e)
 
 MX_INLINE bool mx_swept_is_old_enough(const mx_sweep *s, const mx_swept_file *e)
 {
-    return mx_swept_age_s(s, e) >= s->c->tuning.delete_age_s;
+    return mx_swept_age_s(s, e) >= s->delete_age_s;
+}
+
+MX_INLINE bool mx_sweep_is_stopping(const mx_sweep *s)
+{
+    return s->c != NULL && atomic_load(&s->c->is_stopping);
 }
 
 void mx_swept_name(const mx_swept_file *e, char name[300]);
@@ -88,15 +96,16 @@ void mx_sweep_mark_leftovers(const mx_sweep *s, bool *marked);
 void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked);
 /* What nobody has used for --ssd-session-cache-ttl, of all models. */
 void mx_sweep_mark_expired(const mx_sweep *s, bool *marked);
-/* Down to the low water: what is damaged first, then states close to another, then the oldest. */
-void mx_sweep_mark_over_budget(mx_sweep *s, bool *marked, uint64_t limit);
+/* Down to so many bytes: what is damaged first, then states close to another (of our root), then the
+ * oldest. */
+void mx_sweep_mark_over_budget(mx_sweep *s, bool *marked, uint64_t most);
 /* States close to another, until at most `low` of *left bytes are left. */
 void mx_sweep_mark_close_states(mx_sweep *s, bool *marked, uint64_t low, uint64_t *left);
 
 /* ---- deleting: the caller holds gc.lock ------------------------------------------------------ */
 
-/* Deletes the files that are marked, after saying so. */
-void mx_sweep_delete(mx_sweep *s, const bool *marked, const char *why);
+/* Deletes the files that are marked, after saying so, and takes the marks away. */
+void mx_sweep_delete(mx_sweep *s, bool *marked, const char *why);
 /* Removes folders of other models in which nothing is left. */
 void mx_sweep_remove_empty_roots(const mx_sweep *s);
 

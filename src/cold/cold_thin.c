@@ -79,7 +79,7 @@ void mx_sweep_mark_close_states(mx_sweep *s, bool *marked, uint64_t low, uint64_
     bool is_wanted = s->f->has_states && *left > low;
     boundary *list = is_wanted ? mx_calloc(s->n_files, sizeof *list) : NULL;
     size_t n = list != NULL ? list_boundaries(s, list) : 0;
-    while (*left > low && !atomic_load(&s->c->is_stopping)) {
+    while (*left > low && !mx_sweep_is_stopping(s)) {
         boundary *least = NULL, *back = NULL;
         uint64_t least_cost = CLOSE_TOKENS;
         for (size_t k = 0; k < n; k++) {

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cold/cold_manifest.h"
+#include "cold/cold_sweep.h"
 
 /* An open model folder. */
 typedef struct model_dir {
@@ -541,137 +542,72 @@ mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash25
 
 /* ---- everything, or what is too much --------------------------------------------------------- */
 
-typedef struct old_file {
-    char *path; /* below v1 */
-    uint64_t bytes;
-    int64_t mtime_ns;
-    unsigned rank; /* 0 goes always, 1 before the rest */
-} old_file;
-
-typedef struct gathering {
-    old_file *files; /* [n] */
-    size_t n, cap;
-    char prefix[100]; /* of the files at hand, below v1 */
-    unsigned rank;
-} gathering;
-
-enum { RANK_TRASH, RANK_QUARANTINE, RANK_STORED };
-
-static mx_err gather_one(void *arg, int dir, const char *name)
-{
-    gathering *g = arg;
-    struct stat st;
-    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)
-        || strlen(name) > 128)
-    {
-        return MX_OK;
-    }
-    mx_hash256 id;
-    if (g->rank == RANK_STORED && !has_suffix(name, ".page", &id) && !has_suffix(name, ".session", &id)
-        && !has_suffix(name, ".state", &id))
-    {
-        return MX_OK; /* not ours */
-    }
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", g->prefix, name);
-    void *files = g->files;
-    bool ok = mx_grow(&files, &g->cap, g->n + 1, sizeof *g->files);
-    g->files = files;
-    char *copy = ok ? mx_strdup(path) : NULL;
-    if (copy == NULL) {
-        return MX_E_NOMEM;
-    }
-    g->files[g->n++] = (old_file){copy, (uint64_t)st.st_size,
-                                  (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
-                                  g->rank};
-    return MX_OK;
-}
-
-typedef struct xx_walk {
-    gathering *g;
-    const model_dir *model;
-    const char *kind; /* "pages", "states" */
-} xx_walk;
-
-static mx_err gather_xx(void *arg, int dir, const char *name)
-{
-    const xx_walk *w = arg;
-    if (strlen(name) != 2 || strspn(name, "0123456789abcdef") != 2) {
-        return MX_OK;
-    }
-    snprintf(w->g->prefix, sizeof w->g->prefix, "%s/%s/%s", w->model->name, w->kind, name);
-    return each_name(dir, name, gather_one, w->g);
-}
-
-static mx_err gather_model(void *arg, const model_dir *m)
-{
-    gathering *g = arg;
-    static const struct {
-        const char *name;
-        unsigned rank;
-        bool has_xx;
-    } kinds[] = {{"pages", RANK_STORED, true}, {"states", RANK_STORED, true},
-                 {"sessions", RANK_STORED, false}, {"trash", RANK_TRASH, false},
-                 {"quarantine", RANK_QUARANTINE, false}};
-    for (size_t i = 0; i < MX_COUNT(kinds); i++) {
-        g->rank = kinds[i].rank;
-        if (kinds[i].has_xx) {
-            MX_TRY(each_name(m->fd, kinds[i].name, gather_xx, &(xx_walk){g, m, kinds[i].name}));
-        } else {
-            snprintf(g->prefix, sizeof g->prefix, "%s/%s", m->name, kinds[i].name);
-            MX_TRY(each_name(m->fd, kinds[i].name, gather_one, g));
-        }
-    }
-    return MX_OK;
-}
-
-/* What is of no use first, then oldest first: the page nearest to the root is the youngest of its chain, so
- * oldest first is leaf first. */
-static int compare_age(const void *a, const void *b)
-{
-    const old_file *x = a, *y = b;
-    if (x->rank != y->rank) {
-        return x->rank < y->rank ? -1 : 1;
-    }
-    return x->mtime_ns < y->mtime_ns ? -1 : x->mtime_ns > y->mtime_ns;
-}
-
-/* Removes files of one model or all until at most max_bytes are left (0 = all files). */
-static mx_err shrink(const char *dir, const char *folder, uint64_t max_bytes, mx_cold_counts *out,
-                     mx_errbuf *eb)
-{
+/* The walk of a server's sweep, and what of its rules needs no knowledge of a model. Asked for by a
+ * person, so files go at any age; but a temporary file may be one that is being written. */
+typedef struct tool_sweep {
     opened o;
-    *out = (mx_cold_counts){0};
-    gathering g = {0};
-    mx_err err = open_all(&o, dir, true, eb);
+    mx_cold_folder folder;
+    mx_sweep s;
+    bool *marked; /* [s.n_files] */
+} tool_sweep;
+
+static mx_err begin_sweep(tool_sweep *t, const char *dir, const char *only_root, mx_errbuf *eb)
+{
+    enum { ORPHAN_AGE_S = 3600 };
+    static const mx_hash256 no_root;
+    *t = (tool_sweep){.o = {-1, -1, -1}};
+    MX_TRY(open_all(&t->o, dir, true, eb));
+    mx_cold_folder_init(&t->folder, &mx_cold_real_fileops, dir, &no_root, false);
+    t->folder.v1_fd = t->o.v1; /* lent */
+    t->s = (mx_sweep){.f = &t->folder,
+                      .orphan_age_s = ORPHAN_AGE_S,
+                      .only_root = only_root,
+                      .own_root = MX_SWEEP_NO_ROOT,
+                      .now_s = mx_wall_s()};
+    mx_sweep_walk(&t->s);
+    t->marked = mx_calloc(t->s.n_files + 1, sizeof *t->marked);
+    mx_err err = t->marked == NULL ? MX_E_NOMEM : t->s.err;
+    return err == MX_OK ? MX_OK
+                        : mx_fail(eb, err, "cannot see all of %s (%s); nothing was removed", dir,
+                                  mx_err_name(err));
+}
+
+static mx_err end_sweep(tool_sweep *t, mx_err err, mx_cold_counts *out)
+{
+    *out = (mx_cold_counts){.n_files = t->s.deleted_files, .n_bytes = t->s.deleted_bytes};
+    mx_sweep_free(&t->s);
+    mx_free(t->marked);
+    return done(&t->o, err);
+}
+
+mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
+                  mx_errbuf *eb)
+{
+    tool_sweep t;
+    mx_err err = begin_sweep(&t, dir, NULL, eb);
     if (err == MX_OK) {
-        err = each_model(&o, folder, gather_model, &g);
+        t.s.ttl_s = (int64_t)(ttl_s < INT64_MAX ? ttl_s : INT64_MAX);
+        mx_sweep_mark_leftovers(&t.s, t.marked);
+        mx_sweep_delete(&t.s, t.marked, "leftovers");
+        mx_sweep_mark_expired(&t.s, t.marked);
+        mx_sweep_delete(&t.s, t.marked, "unused_for_longer_than_ttl");
+        mx_sweep_mark_over_budget(&t.s, t.marked, max_bytes);
+        mx_sweep_delete(&t.s, t.marked, "over_limit");
     }
-    uint64_t left = 0;
-    for (size_t i = 0; i < g.n; i++) {
-        left += g.files[i].bytes;
-    }
-    if (g.n > 0) {
-        qsort(g.files, g.n, sizeof *g.files, compare_age);
-    }
-    for (size_t i = 0; i < g.n; i++) {
-        if (err == MX_OK && (g.files[i].rank == RANK_TRASH || left > max_bytes)) {
-            uint64_t before = out->n_bytes;
-            remove_file(o.v1, g.files[i].path, out);
-            left -= mx_min_size(out->n_bytes - before, left);
+    return end_sweep(&t, err, out);
+}
+
+mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out,
+                             mx_errbuf *eb)
+{
+    tool_sweep t;
+    mx_err err = begin_sweep(&t, dir, folder, eb);
+    if (err == MX_OK) {
+        mx_sweep_mark_leftovers(&t.s, t.marked);
+        for (size_t i = 0; i < t.s.n_files; i++) {
+            t.marked[i] |= t.s.files[i].kind != MX_SWEPT_TEMP;
         }
-        mx_free(g.files[i].path);
+        mx_sweep_delete(&t.s, t.marked, "asked_for");
     }
-    mx_free(g.files);
-    return done(&o, err);
-}
-
-mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, mx_cold_counts *out, mx_errbuf *eb)
-{
-    return shrink(dir, NULL, max_bytes, out, eb);
-}
-
-mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out, mx_errbuf *eb)
-{
-    return shrink(dir, folder, 0, out, eb);
+    return end_sweep(&t, err, out);
 }

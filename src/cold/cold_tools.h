@@ -45,8 +45,11 @@ typedef void mx_cold_bad_fn(void *arg, const char *path, const char *reason);
 mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx_cold_bad_fn *fn,
                       void *arg, mx_cold_counts *out, mx_errbuf *eb);
 
-/* Removes leftovers, and the oldest files until at most max_bytes are left. */
-mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, mx_cold_counts *out, mx_errbuf *eb);
+/* Removes leftovers, with ttl_s > 0 what nobody has used for so long, and then the oldest files until
+ * at most max_bytes are left: by the rules of a server's sweep, but at any age, and without what only
+ * that knows (docs/file-format.md, section 6). When not all of the folder can be seen, nothing goes. */
+mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
+                  mx_errbuf *eb);
 
 /* Removes the manifest of that name and the pages that no other manifest names. MX_E_NOT_FOUND. */
 mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,

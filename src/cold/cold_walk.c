@@ -52,7 +52,7 @@ static bool for_each(mx_sweep *s, int dir, visit_fn *visit, void *arg)
         return false;
     }
     bool is_whole = true;
-    while (!atomic_load(&s->c->is_stopping)) {
+    while (!mx_sweep_is_stopping(s)) {
         errno = 0;
         const struct dirent *e = readdir(d);
         if (e == NULL) {
@@ -167,6 +167,9 @@ static void visit_root(mx_sweep *s, int dir, const char *name, void *arg)
     (void)arg;
     if (strlen(name) != 64 || !is_hex(name, 64)) {
         s->n_foreign += strcmp(name, "gc.lock") != 0 && strcmp(name, MX_COLD_WEAR_NAME) != 0;
+        return;
+    }
+    if (s->only_root != NULL && strcmp(name, s->only_root) != 0) {
         return;
     }
     mx_err err;

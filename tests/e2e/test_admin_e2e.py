@@ -570,6 +570,11 @@ def test_cache_ls_show_verify_rm_gc(start):
         p.stat().st_size for p in folder.rglob("*.session"))
     assert after <= before // 2
     assert not list(folder.rglob("quarantine/*"))
+    assert "removed 0 files" in cache(s, "gc", "--ssd-session-cache-ttl", "1h")
+    for p in folder.rglob("*.page"):
+        os.utime(p, times=(0, p.stat().st_mtime - 7200))
+    assert "removed 0 files" not in cache(s, "gc", env={"MTPLX_SSD_SESSION_CACHE_TTL": "1h"})
+    assert not list(folder.rglob("*.page"))
     s = start(*EXACT)
     for chat in chats:
         usage(s, chat)  # whatever is missing is computed
@@ -579,7 +584,8 @@ def test_cache_ls_show_verify_rm_gc(start):
 def test_cache_cli_usage(start, tmp_path):
     for args, word in (((), "actions"), (("x",), "actions"), (("rm",), "--all"), (("rm", "abc", "--all"), "--all"),
                        (("show",), "name"), (("ls", "x"), "options only"), (("explain",), "file"),
-                       (("ls", "--nothing"), "--nothing"), (("gc", "--ssd-session-cache-max-size", "x"), "size")):
+                       (("ls", "--nothing"), "--nothing"), (("gc", "--ssd-session-cache-max-size", "x"), "size"),
+                       (("gc", "--ssd-session-cache-ttl", "x"), "time")):
         done = run_mtplx("cache", *args, home=tmp_path)
         assert done.returncode == 2 and word in done.stderr, (args, done)
     assert "0 entries" in run_mtplx("cache", "ls", home=tmp_path).stdout

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The folder worked on from outside of a server: what a person removes, and what stays.
+ */
+#include "cold/cold_help.h"
+
+#include "cold/cold_tools.h"
+
+enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
+
+typedef help_bed state;
+
+static void write_talk(state *s, talk *t, uint64_t seed, size_t n)
+{
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(t, &s->root, seed, 0, n);
+    assert_int_equal(help_write_talk(c, t), MX_OK);
+    mx_cold_close(c);
+}
+
+static size_t read_talk(state *s, const talk *t)
+{
+    mx_cold *c = help_open(&s->cfg);
+    size_t n = help_read_talk(c, t, t->n);
+    mx_cold_close(c);
+    return n;
+}
+
+static void age_all(const state *s, const char *suffix, int64_t age_s)
+{
+    help_each_file(s->root_dir, suffix, help_age, &age_s);
+}
+
+/* A file of ours without meaning. */
+static void spill_aged(const state *s, const char *name, int64_t age_s)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
+    *strrchr(path, '/') = '\0';
+    (void)mkdir(path, 0700);
+    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
+    help_spill(path, (const uint8_t *)"x", 1);
+    help_age(path, &age_s);
+}
+
+static bool is_there(const state *s, const char *name)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
+    return access(path, F_OK) == 0;
+}
+
+static mx_cold_counts gc(const state *s, uint64_t max_bytes, uint64_t ttl_s)
+{
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    mx_err err = mx_cold_gc(s->dir, max_bytes, ttl_s, &n, &eb);
+    assert_string_equal(eb.text, "");
+    assert_int_equal(err, MX_OK);
+    return n;
+}
+
+/* ---- gc -------------------------------------------------------------------------------------- */
+
+static void test_gc_of_nothing(void **arg)
+{
+    assert_int_equal(gc(*arg, 0, 1).n_files, 0);
+}
+
+static void test_gc_takes_leftovers(void **arg)
+{
+    state *s = *arg;
+    write_talk(s, &s->talk, 1, 100);
+    spill_aged(s, "pages/ab/.tmp-old", 3601);
+    spill_aged(s, "pages/ab/.tmp-young", 3000); /* somebody may be writing it */
+    spill_aged(s, "trash/left", 0);
+    mx_cold_counts n = gc(s, UINT64_MAX, 0);
+    assert_int_equal(n.n_files, 2);
+    assert_int_equal(n.n_bytes, 2);
+    assert_false(is_there(s, "pages/ab/.tmp-old"));
+    assert_false(is_there(s, "trash/left"));
+    assert_true(is_there(s, "pages/ab/.tmp-young"));
+    assert_int_equal(read_talk(s, &s->talk), 100);
+}
+
+static void test_gc_knows_the_time_to_live(void **arg)
+{
+    state *s = *arg;
+    write_talk(s, &s->talk, 1, 300);
+    age_all(s, "", 40 * DAY_S);
+    write_talk(s, &s->other, 2, 200);
+    age_all(s, ".session", 60 * DAY_S); /* of the other, too: its pages are young */
+    assert_int_equal(gc(s, UINT64_MAX, 0).n_files, 0);
+    assert_int_equal(gc(s, UINT64_MAX, 41 * DAY_S).n_files, 0);
+    assert_int_equal(gc(s, UINT64_MAX, 30 * DAY_S).n_files, 5 + 1);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1);
+    assert_int_equal(read_talk(s, &s->other), 200);
+    assert_int_equal(read_talk(s, &s->talk), 0);
+}
+
+/* Files that were written just now go as well: a person has asked for it. */
+static void test_gc_goes_leaf_first_to_the_limit(void **arg)
+{
+    state *s = *arg;
+    write_talk(s, &s->talk, 1, 640);
+    spill_aged(s, "quarantine/bad", 0);
+    mx_cold_counts n = gc(s, 5 * FILE_BYTES, 0);
+    assert_true(n.n_bytes > 0);
+    assert_false(is_there(s, "quarantine/bad"));
+    size_t n_pages = help_count(s->root_dir, ".page");
+    assert_true(n_pages >= 4 && n_pages <= 5);
+    assert_int_equal(read_talk(s, &s->talk), n_pages * 64);
+    gc(s, 0, 0);
+    assert_int_equal(help_count(s->root_dir, ".page") + help_count(s->root_dir, ".session"), 0);
+}
+
+/* What is not seen must not look as if it were not there. */
+static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
+{
+    state *s = *arg;
+    char path[700];
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    write_talk(s, &s->talk, 1, 640);
+    snprintf(path, sizeof path, "%s/sessions", s->root_dir);
+    assert_int_equal(chmod(path, 0777), 0);
+    assert_int_equal(mx_cold_gc(s->dir, 0, 0, &n, &eb), MX_E_DENIED);
+    assert_non_null(strstr(eb.text, "nothing was removed"));
+    assert_int_equal(n.n_files, 0);
+    assert_int_equal(help_count(s->root_dir, ".page"), 10);
+    assert_int_equal(chmod(path, 0700), 0);
+    assert_int_equal(gc(s, 0, 0).n_files, 11);
+}
+
+/* ---- one model -------------------------------------------------------------------------------- */
+
+static void test_remove_folder_leaves_the_others(void **arg)
+{
+    state *s = *arg;
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    char hex[65], other_hex[65];
+    write_talk(s, &s->talk, 1, 640);
+    spill_aged(s, "quarantine/bad", 0);
+    mx_hash256_hex(&s->root, hex);
+    s->root = s->cfg.root = help_root(2);
+    write_talk(s, &s->other, 2, 200);
+    mx_hash256_hex(&s->root, other_hex);
+    snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, other_hex);
+    spill_aged(s, "trash/others", 0);
+    assert_int_equal(mx_cold_remove_folder(s->dir, hex, &n, &eb), MX_OK);
+    assert_int_equal(n.n_files, 10 + 1 + 1);
+    assert_true(is_there(s, "trash/others"));
+    assert_int_equal(read_talk(s, &s->other), 200);
+    assert_int_equal(mx_cold_remove_folder(s->dir, hex, &n, &eb), MX_OK);
+    assert_int_equal(n.n_files, 0);
+}
+
+int main(void)
+{
+    mx_log_set_level(MX_LOG_ERROR);
+#define T(f) cmocka_unit_test_setup_teardown(f, help_setup, help_teardown)
+    const struct CMUnitTest tests[] = {
+        T(test_gc_of_nothing),
+        T(test_gc_takes_leftovers),
+        T(test_gc_knows_the_time_to_live),
+        T(test_gc_goes_leaf_first_to_the_limit),
+        T(test_gc_that_cannot_see_all_takes_nothing),
+        T(test_remove_folder_leaves_the_others),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
