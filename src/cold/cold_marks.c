@@ -72,18 +72,6 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
     return false;
 }
 
-/* A state that can never be reached: the page before the one that it stands in is gone. (Where only
- * that one is gone, the state is as old and will not stay long.) */
-static bool is_orphan(mx_sweep *s, const mx_swept_file *e)
-{
-    mx_disk_page state;
-    mx_cold_want want = {.object = MX_COLD_STATE, .id = e->id};
-    return s->f->states_fd >= 0
-           && mx_cold_load_page(s->c, s->f, &want, s->c->sweeper_head, NULL, &state) == MX_OK
-           && state.first_position > 0
-           && !mx_cold_page_exists(s->c, s->f, &state.parent, MX_PAGE_TOKENS);
-}
-
 void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked)
 {
     mx_cold_partial *partials;
@@ -100,11 +88,8 @@ void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked)
     }
     for (size_t i = 0; i < s->n_files; i++) {
         const mx_swept_file *e = &s->files[i];
-        if (e->root != s->own_root || !mx_swept_is_stored(e) || !mx_swept_is_old_enough(s, e)) {
-            continue;
-        }
-        if (e->kind == MX_SWEPT_STATE) {
-            marked[i] = is_orphan(s, e);
+        bool is_ours = e->root == s->own_root && mx_swept_is_stored(e);
+        if (!is_ours || e->kind == MX_SWEPT_STATE || !mx_swept_is_old_enough(s, e)) {
             continue;
         }
         /* A manifest has the name of its last page: it goes with a partial one. */

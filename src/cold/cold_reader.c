@@ -130,39 +130,39 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
     return err;
 }
 
-static bool object_exists(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,
-                          uint32_t n_tokens)
+mx_err mx_cold_look_for(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,
+                        uint32_t n_tokens)
 {
     char path[MX_COLD_NAME_CAP];
     struct stat st;
     mx_cold_object_path(o, id, path);
     if (mx_cold_index_is_bad(c->index, id)) {
-        return false;
+        return MX_E_NOT_FOUND;
     }
     if (fstatat(mx_cold_objects_fd(f, o), path, &st, AT_SYMLINK_NOFOLLOW) != 0) {
-        mx_cold_index_remove(c->index, id);
-        return false;
+        mx_err err = mx_cold_errno(errno);
+        if (err == MX_E_NOT_FOUND) {
+            mx_cold_index_remove(c->index, id);
+        }
+        return err;
     }
-    if (!S_ISREG(st.st_mode)) {
-        mx_cold_condemn(c, f, o, id, "not a regular file");
-        return false;
+    bool is_file = S_ISREG(st.st_mode);
+    if (!is_file
+        || (uint64_t)st.st_size != MX_DISK_PAYLOAD_AT + mx_cold_object_bytes(c, o, n_tokens)) {
+        mx_cold_condemn(c, f, o, id, is_file ? "size" : "not a regular file");
+        return MX_E_NOT_FOUND;
     }
-    uint64_t bytes = MX_DISK_PAYLOAD_AT + mx_cold_object_bytes(c, o, n_tokens);
-    if ((uint64_t)st.st_size != bytes) {
-        mx_cold_condemn(c, f, o, id, "size");
-        return false;
-    }
-    return true;
+    return MX_OK;
 }
 
 bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint32_t n_tokens)
 {
-    return object_exists(c, f, MX_COLD_PAGE, id, n_tokens);
+    return mx_cold_look_for(c, f, MX_COLD_PAGE, id, n_tokens) == MX_OK;
 }
 
 bool mx_cold_state_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id)
 {
-    return object_exists(c, f, MX_COLD_STATE, id, 0);
+    return mx_cold_look_for(c, f, MX_COLD_STATE, id, 0) == MX_OK;
 }
 
 /* Between the ages of two pages: the limit takes the oldest first. */

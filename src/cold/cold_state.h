@@ -158,7 +158,11 @@ MX_INLINE size_t mx_cold_object_bytes(const mx_cold *c, mx_cold_object o, uint32
  * in quarantine now; MX_E_NOT_FOUND, MX_E_UNSUPPORTED, MX_E_IO. */
 mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want, uint8_t *head,
                          uint8_t *payload, mx_disk_page *page);
-/* Is the file there with the right size? A wrong size sends it to quarantine. */
+/* Is the file there with the right size? A wrong size sends it to quarantine, and then it is not.
+ * MX_E_NOT_FOUND: no; anything else: the folder would not say. */
+mx_err mx_cold_look_for(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,
+                        uint32_t n_tokens);
+/* The same for who can go on without it in any case. */
 bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint32_t n_tokens);
 bool mx_cold_state_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id);
 /* Quarantine with what belongs to it: the counter and the index. */

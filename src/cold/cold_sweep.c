@@ -92,7 +92,9 @@ static void delete_superfluous(mx_sweep *s)
     }
     mx_sweep_mark_leftovers(s, marked);
     mx_sweep_delete(s, marked, "leftovers");
+    mx_sweep_load_states(s);
     mx_sweep_mark_superfluous(s, marked);
+    mx_sweep_mark_orphans(s, marked);
     mx_sweep_delete(s, marked, "superseded");
     mx_sweep_mark_expired(s, marked);
     s->cause = MX_SWEPT_EXPIRED;

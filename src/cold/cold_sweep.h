@@ -37,6 +37,14 @@ typedef struct mx_swept_file {
     char folder[16];  /* "pages/xx", "states/xx", "sessions", ... */
 } mx_swept_file;
 
+/* What the head of a state says. */
+typedef struct mx_swept_state {
+    mx_hash256 parent;     /* of the page that it stands in */
+    uint64_t first, at;    /* where that page begins, and where the state stands */
+    uint64_t reach;        /* the last position that has to come back to it */
+    size_t file;
+} mx_swept_state;
+
 typedef struct mx_sweep {
     mx_cold *c;            /* NULL: a tool's, outside of a server */
     mx_cold_folder *f;     /* a tool's has only v1_fd */
@@ -47,6 +55,8 @@ typedef struct mx_sweep {
     size_t own_root;       /* index of ours, MX_SWEEP_NO_ROOT = not among them */
     mx_swept_file *files;  /* [n_files], the oldest first once all are known */
     size_t n_files, files_cap;
+    mx_swept_state *states; /* [n_states] of our root, by parent and position: mx_sweep_load_states */
+    size_t n_states;
     uint64_t total_files, total_bytes, n_foreign;
     uint64_t deleted_files, deleted_bytes;
     mx_swept_cause cause;  /* of what is deleted now */
@@ -58,6 +68,9 @@ enum { MX_SWEEP_NO_ROOT = 0xFFFF };
 
 /* Fills in roots and files, the oldest first; s->err tells when something could not be seen. */
 void mx_sweep_walk(mx_sweep *s);
+/* Reads the heads of the states of our root. Without memory, or where one cannot be read, there are
+ * fewer: those stay. */
+void mx_sweep_load_states(mx_sweep *s);
 void mx_sweep_free(mx_sweep *s); /* what the walk has allocated */
 
 /* Has a name that is an identity. */
@@ -92,8 +105,10 @@ void mx_swept_name(const mx_swept_file *e, char name[300]);
 
 /* Old temporary files, what is in trash/, too much in quarantine/. */
 void mx_sweep_mark_leftovers(const mx_sweep *s, bool *marked);
-/* Partial pages, manifests and states that help nobody; under our root. */
+/* Partial pages and manifests that help nobody; under our root. */
 void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked);
+/* States that can never be reached; of those that were loaded. */
+void mx_sweep_mark_orphans(mx_sweep *s, bool *marked);
 /* What nobody has used for --ssd-session-cache-ttl, of all models. */
 void mx_sweep_mark_expired(const mx_sweep *s, bool *marked);
 /* Down to so many bytes: what is damaged first, then states close to another (of our root), then the

@@ -232,4 +232,5 @@ void mx_sweep_free(mx_sweep *s)
         mx_free(s->files[i].name);
     }
     mx_free(s->files);
+    mx_free(s->states);
 }

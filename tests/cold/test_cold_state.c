@@ -6,6 +6,8 @@
 #define HELP_STATE_BYTES 5003
 #include "cold/cold_help.h"
 
+#include "cold/cold_files.h"
+
 #include <utime.h>
 
 enum { STATE_FILE_BYTES = 4096 + HELP_STATE_BYTES };
@@ -315,6 +317,57 @@ static void test_sweep(void **arg)
     mx_cold_close(c);
 }
 
+/* Something in the way of a look at the page before is not its absence: the state stays. */
+static void test_look_that_fails_is_not_absence(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 450);
+    char path[700];
+    object_path(s, "pages", &s->talk.ids[2], "page", path);
+    assert_int_equal(unlink(path), 0);
+    *strrchr(path, '/') = '\0';
+    if (rmdir(path) != 0) { /* with another page in it */
+        fail_msg("the test needs other tokens: two pages in %s", path);
+    }
+    assert_int_equal(symlink(strrchr(path, '/') + 1, path), 0); /* leads to itself */
+    help_each_file(s->dir, ".state", make_old, NULL);
+    assert_true(mx_cold_sweep(c, 10000000));
+    assert_int_equal(help_count(s->dir, ".state"), 5);
+    assert_int_equal(unlink(path), 0);
+    assert_true(mx_cold_sweep(c, 10000000));
+    assert_int_equal(help_count(s->dir, ".state"), 4);
+    mx_cold_close(c);
+}
+
+static _Atomic size_t n_reads;
+
+static ssize_t counting_preadv(int fd, const struct iovec *iov, int n, long at)
+{
+    n_reads++;
+    return mx_cold_real_fileops.preadv(fd, iov, n, at);
+}
+
+/* A sweep that asks for orphans and makes room, too, reads the head of each state once. */
+static void test_sweep_reads_states_once(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 1000);
+    assert_true(mx_cold_sweep(c, 10000000));
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    mx_cold_close(c);
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.preadv = counting_preadv;
+    s->cfg.tuning.fileops = &ops;
+    s->cfg.tuning.delete_age_s = -1;
+    s->cfg.max_bytes = st.bytes + 8 * (TINY_BYTES + 4096); /* room for some has to be made */
+    n_reads = 0;
+    c = help_open_settled(&s->cfg);
+    mx_cold_close(c);
+    assert_true(help_count(s->dir, ".state") < 10);
+    assert_int_equal(n_reads, 10 + 1); /* and the manifest */
+}
+
 /* Under the limit states that stand close to another go before any page, every other one of a row. */
 static void test_thinned_by_coverage(void **arg)
 {
@@ -385,6 +438,8 @@ int main(void)
         T(test_foreign_state),
         T(test_manifest_lists_states),
         T(test_sweep),
+        T(test_look_that_fails_is_not_absence),
+        T(test_sweep_reads_states_once),
         T(test_thinned_by_coverage),
         T(test_models_without_states),
     };
