@@ -6,6 +6,8 @@
 
 #include "cold/cold_tools.h"
 
+#include <sys/resource.h>
+
 enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
 
 typedef help_bed state;
@@ -132,6 +134,50 @@ static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
     assert_int_equal(gc(s, 0, 0).n_files, 11);
 }
 
+/* ---- one entry -------------------------------------------------------------------------------- */
+
+static size_t count_all(const state *s)
+{
+    return help_count(s->root_dir, ".page") + help_count(s->root_dir, ".session");
+}
+
+/* With one file descriptor more at each try, something else cannot be opened: the removal either
+ * takes all that it should, or nothing; what another entry names stays. */
+static void test_rm_that_cannot_read_another_entry_takes_nothing(void **arg)
+{
+    state *s = *arg;
+    write_talk(s, &s->talk, 1, 640);
+    s->other = s->talk;
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->other, &s->root, 2, 320, 640);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    mx_cold_close(c);
+    size_t all = count_all(s);
+    assert_int_equal(all, 10 + 5 + 2);
+    int first_free = open("/", O_RDONLY);
+    close(first_free);
+    struct rlimit before, few;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    mx_err err = MX_E_IO;
+    size_t n_failed = 0;
+    for (int n = first_free; err != MX_OK; n++) {
+        mx_cold_counts counts;
+        mx_errbuf eb = {{0}};
+        few = (struct rlimit){(rlim_t)n, before.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        err = mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], &counts, &eb);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+        if (err != MX_OK) {
+            assert_string_not_equal(eb.text, "");
+            assert_int_equal(count_all(s), all);
+            n_failed++;
+        }
+    }
+    assert_true(n_failed >= 6); /* one each for what it opens */
+    assert_int_equal(count_all(s), all - 5 - 1);
+    assert_int_equal(read_talk(s, &s->other), 640);
+}
+
 /* ---- one model -------------------------------------------------------------------------------- */
 
 static void test_remove_folder_leaves_the_others(void **arg)
@@ -166,6 +212,7 @@ int main(void)
         T(test_gc_knows_the_time_to_live),
         T(test_gc_goes_leaf_first_to_the_limit),
         T(test_gc_that_cannot_see_all_takes_nothing),
+        T(test_rm_that_cannot_read_another_entry_takes_nothing),
         T(test_remove_folder_leaves_the_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
