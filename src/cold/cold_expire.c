@@ -46,11 +46,12 @@ void mx_sweep_mark_expired(const mx_sweep *s, bool *marked)
     }
     for (size_t i = 0; i < s->n_files; i++) {
         const mx_swept_file *e = &s->files[i];
-        bool is_object = e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE;
-        if (e->is_gone || !(is_object || e->kind == MX_SWEPT_SESSION) || !is_unused(s, e)) {
+        bool is_kept_by_page = e->kind == MX_SWEPT_SESSION;
+        bool has_own_time = mx_swept_is_stored(e) || e->kind == MX_SWEPT_QUARANTINE;
+        if (e->is_gone || !has_own_time || !is_unused(s, e)) {
             continue;
         }
-        marked[i] = is_object || n_used == 0
+        marked[i] = !is_kept_by_page || n_used == 0
                     || bsearch(&e->id, used, n_used, sizeof *used, compare_ids) == NULL;
     }
     mx_free(used);

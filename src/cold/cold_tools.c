@@ -493,6 +493,20 @@ static mx_err keep_objects(void *arg, int dir, const char *name)
     return ok ? MX_OK : MX_E_NOMEM;
 }
 
+/* A damaged file cannot say whose it was: whoever removes an entry gets rid of all that may hold some
+ * of it. */
+static mx_err remove_any(void *arg, int dir, const char *name)
+{
+    remove_file(dir, name, arg);
+    return MX_OK;
+}
+
+static mx_err remove_damaged(const model_dir *model, mx_cold_counts *out)
+{
+    MX_TRY(each_name(model->fd, "quarantine", remove_any, out));
+    return each_name(model->fd, "trash", remove_any, out);
+}
+
 typedef struct removal {
     const mx_hash256 *id;
     mx_cold_counts *out;
@@ -534,6 +548,7 @@ static mx_err remove_from(void *arg, const model_dir *model)
                 remove_file(model->fd, path, r->out);
             }
         }
+        err = remove_damaged(model, r->out);
     }
     mx_free(k.ids);
     mx_free(copy);

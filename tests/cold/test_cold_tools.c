@@ -94,7 +94,10 @@ static void test_gc_knows_the_time_to_live(void **arg)
     age_all(s, ".session", 60 * DAY_S); /* of the other, too: its pages are young */
     assert_int_equal(gc(s, UINT64_MAX, 0).n_files, 0);
     assert_int_equal(gc(s, UINT64_MAX, 41 * DAY_S).n_files, 0);
-    assert_int_equal(gc(s, UINT64_MAX, 30 * DAY_S).n_files, 5 + 1);
+    spill_aged(s, "quarantine/young", 29 * DAY_S);
+    spill_aged(s, "quarantine/old", 31 * DAY_S);
+    assert_int_equal(gc(s, UINT64_MAX, 30 * DAY_S).n_files, 5 + 1 + 1);
+    assert_true(is_there(s, "quarantine/young") && !is_there(s, "quarantine/old"));
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
     assert_int_equal(read_talk(s, &s->other), 200);
     assert_int_equal(read_talk(s, &s->talk), 0);
@@ -178,6 +181,33 @@ static void test_rm_that_cannot_read_another_entry_takes_nothing(void **arg)
     assert_int_equal(read_talk(s, &s->other), 640);
 }
 
+/* A page that was found to be damaged holds text, too. */
+static void test_rm_empties_quarantine(void **arg)
+{
+    state *s = *arg;
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    write_talk(s, &s->talk, 1, 640);
+    write_talk(s, &s->other, 2, 640);
+    char hex[65], path[700];
+    mx_hash256_hex(&s->talk.ids[4], hex);
+    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    assert_int_equal(truncate(path, 5000), 0);
+    assert_int_equal(read_talk(s, &s->talk), 4 * 64);
+    spill_aged(s, "trash/left", 0);
+    snprintf(path, sizeof path, "quarantine/%s.page", hex);
+    assert_true(is_there(s, path));
+    mx_hash256 unknown = help_root(7);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &unknown, &n, &eb), MX_E_NOT_FOUND);
+    assert_true(is_there(s, path)); /* that was nobody's */
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], &n, &eb), MX_OK);
+    assert_int_equal(n.n_files, 9 + 1 + 2 + 1);
+    assert_false(is_there(s, path));
+    assert_int_equal(help_count(s->root_dir, ".reason"), 0);
+    assert_false(is_there(s, "trash/left"));
+    assert_int_equal(read_talk(s, &s->other), 640);
+}
+
 /* ---- one model -------------------------------------------------------------------------------- */
 
 static void test_remove_folder_leaves_the_others(void **arg)
@@ -213,6 +243,7 @@ int main(void)
         T(test_gc_goes_leaf_first_to_the_limit),
         T(test_gc_that_cannot_see_all_takes_nothing),
         T(test_rm_that_cannot_read_another_entry_takes_nothing),
+        T(test_rm_empties_quarantine),
         T(test_remove_folder_leaves_the_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
