@@ -288,9 +288,6 @@ mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m)
         uint32_t n = is_last ? (uint32_t)(m->n_tokens - (uint64_t)i * MX_PAGE_TOKENS)
                              : MX_PAGE_TOKENS;
         MX_TRY(mx_cold_index_link(c->index, &m->page_ids[i], parent, n, NULL));
-        if (!is_last) {
-            mx_cold_index_mark_inner(c->index, &m->page_ids[i]);
-        }
         parent = &m->page_ids[i];
     }
     mx_cold_index_mark_manifest(c->index, parent);
