@@ -27,7 +27,7 @@ typedef enum mx_swept_cause {
 } mx_swept_cause;
 
 typedef struct mx_swept_file {
-    int64_t mtime_ns;
+    int64_t mtime_ns; /* of a manifest: not older than the page that it is named after */
     uint64_t bytes;
     mx_hash256 id;    /* pages, states and sessions */
     uint8_t kind;

@@ -224,6 +224,9 @@ static mx_err list_one(void *arg, int dir, const char *name)
                     is_page ? &m.page_ids[i] : &m.state_ids[i - m.n_pages], path);
         if (fstatat(l->model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
             e.bytes += (uint64_t)st.st_size;
+            if (i + 1 == m.n_pages && st.st_mtim.tv_sec > e.used_s) {
+                e.used_s = st.st_mtim.tv_sec; /* a reader sets the times of pages only */
+            }
         } else {
             e.n_missing += is_page;
         }

@@ -86,6 +86,35 @@ static void test_reading_makes_young(void **arg)
     mx_cold_close(c);
 }
 
+/* So is its manifest, though no reader touches that: without it nobody could tell after a restart how
+ * the conversation goes on inside of a page. */
+static void test_reading_makes_the_manifest_young(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 100);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    talk_make(&s->other, &s->root, 2, 0, 640);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    int64_t age = 9000;
+    help_each_file(s->root_dir, ".session", help_age, &age);
+    assert_int_equal(help_read_talk(c, &s->talk, 100), 100);
+    mx_cold_close(c);
+    s->cfg.max_bytes = 12 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
+    c = help_open_settled(&s->cfg);
+    sweep(c);
+    mx_cold_close(c);
+    char hex[65], path[700];
+    mx_hash256_hex(&s->talk.ids[1], hex);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1); /* the other's went with its last page */
+    c = help_open_settled(&s->cfg);
+    assert_int_equal(help_read_talk(c, &s->talk, 90), 90);
+    assert_true(help_read_talk(c, &s->other, 640) < 640);
+    mx_cold_close(c);
+}
+
 static void test_young_files_are_never_deleted(void **arg)
 {
     state *s = *arg;
@@ -535,6 +564,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_over_budget_goes_leaf_first),
         T(test_reading_makes_young),
+        T(test_reading_makes_the_manifest_young),
         T(test_young_files_are_never_deleted),
         T(test_writer_starts_the_sweep),
         T(test_superseded_partial_pages_go),

@@ -119,6 +119,20 @@ static void test_gc_goes_leaf_first_to_the_limit(void **arg)
     assert_int_equal(help_count(s->root_dir, ".page") + help_count(s->root_dir, ".session"), 0);
 }
 
+/* The rows of a tail can be found by its manifest only: that is as young as the tail. */
+static void test_gc_leaves_the_manifest_of_what_is_used(void **arg)
+{
+    state *s = *arg;
+    write_talk(s, &s->talk, 1, 100);
+    write_talk(s, &s->other, 2, 640);
+    age_all(s, ".session", 9000);
+    assert_int_equal(read_talk(s, &s->talk), 100);
+    gc(s, 5 * FILE_BYTES, 0);
+    talk_cut(&s->talk, 90);
+    assert_int_equal(read_talk(s, &s->talk), 90);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1);
+}
+
 /* What is not seen must not look as if it were not there. */
 static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
 {
@@ -241,6 +255,7 @@ int main(void)
         T(test_gc_takes_leftovers),
         T(test_gc_knows_the_time_to_live),
         T(test_gc_goes_leaf_first_to_the_limit),
+        T(test_gc_leaves_the_manifest_of_what_is_used),
         T(test_gc_that_cannot_see_all_takes_nothing),
         T(test_rm_that_cannot_read_another_entry_takes_nothing),
         T(test_rm_empties_quarantine),
