@@ -569,6 +569,16 @@ FLOAT_FN(MX_F32)
 FLOAT_FN(MX_F16)
 FLOAT_FN(MX_BF16)
 
+_Static_assert(VEC_DIRECT_MAX < (int)MX_SELFTEST_MANY &&
+                   VEC_TILE_ROWS <= (int)MX_SELFTEST_MANY &&
+                   (VEC_DIRECT_ROWS < 8 || VEC_DIRECT_MAX >= 7),
+               "the self-test gets to whole tiles and to every number of direct rows");
+_Static_assert((VEC_TILE_ROWS <= 8 || MX_SELFTEST_MOST % VEC_TILE_ROWS >= 8) &&
+                   (VEC_TILE_ROWS <= 4 || MX_SELFTEST_MANY % VEC_TILE_ROWS % 8 >= 4) &&
+                   (VEC_TILE_ROWS <= 2 || MX_SELFTEST_MOST % VEC_TILE_ROWS % 4 >= 2) &&
+                   (VEC_TILE_ROWS == 1 || MX_SELFTEST_MOST % VEC_TILE_ROWS % 2 == 1),
+               "and to every rest of a tile");
+
 /* ---- the whole product ------------------------------------------------------------------------ */
 
 static void expanded_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,

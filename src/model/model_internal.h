@@ -296,8 +296,8 @@ typedef struct mx_state {
     size_t parts_cap, n_attn_items;
     float *gate_up;       /* [max_rows x visits][2 n_ff] */
     mx_act act_embd;      /* rows of n_embd */
-    mx_act act_attn;      /* rows of q_width */
-    mx_act act_gdn;       /* rows of v_width, in the same memory */
+    mx_act act_attn;      /* rows of q_width, of 16 bits in any case */
+    mx_act act_gdn;       /* rows of v_width, likewise, in the same memory */
     mx_act act_ff;        /* [max_rows x visits] rows of n_ff */
     mx_moe moe;
     mx_matmul_job *jobs;  /* as many as any stage has */
