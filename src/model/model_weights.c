@@ -186,6 +186,11 @@ static mx_err want_qkv(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *
     char name[64];
     uint32_t q = mx_q_width(bp), kv = mx_kv_width(bp);
     if (mx_gguf_find_tensor(l->g, in_layer(name, i, "attn_qkv.weight")) != NULL) {
+        if (bp->arch->has_gdn) { /* where would the gate be? */
+            return mx_fail(l->eb, MX_E_UNSUPPORTED, "tensor %s: queries, keys and values in one "
+                           "tensor are not supported in the attention layers of architecture %s",
+                           name, bp->arch->name);
+        }
         layer->n_qkv = 1;
         MX_TRY(want_matrix(l, name, bp->n_embd, q + 2 * kv, &layer->qkv[0]));
     } else {
