@@ -317,7 +317,8 @@ struct mx_model {
     mx_kv_shape kv_shape;
     const mx_kern *kern;
     mx_act_type act_type;
-    mx_pool *pool; /* borrowed */
+    mx_pool *pool; /* borrowed; NULL when the model is only looked at */
+    unsigned n_workers; /* the pool's size, or that of the pool to reckon memory for */
     mx_tokenizer *tokenizer;
     char *chat_template;
     size_t chat_template_len;

@@ -128,13 +128,12 @@ static void lay_out(mx_model *m, layout *l)
     act_part(l, m->act_type, &s->act_embd, head_rows, bp->n_embd);
     act_part(l, m->act_type, &s->act_ff, (uint32_t)n_places, bp->n_ff);
 
-    unsigned n_workers = m->pool != NULL ? mx_pool_size(m->pool) : 0;
     size_t matmul_bytes = largest_matmul_scratch(&m->w, bp);
     size_t attn_floats = m->kern->attn_scratch_floats(bp->head_dim, MX_ATTN_QUERIES);
     size_t max_pages = (size_t)bp->n_ctx / MX_PAGE_TOKENS + 1;
-    s->workers = part(l, n_workers, sizeof *s->workers);
+    s->workers = part(l, m->n_workers, sizeof *s->workers);
     s->has_rope = part(l, max_pages, sizeof *s->has_rope);
-    for (unsigned i = 0; i < n_workers; i++) {
+    for (unsigned i = 0; i < m->n_workers; i++) {
         mx_worker_scratch ws = {
             .matmul = part(l, 1, matmul_bytes),
             .attention = part(l, attn_floats, sizeof(float)),

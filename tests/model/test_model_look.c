@@ -23,11 +23,17 @@ static void looking_is_like_loading(void **state)
         const mx_model_options opt = {.path = path,
                                       .max_batch_rows = o.max_rows,
                                       .max_logit_rows = o.max_rows,
-                                      .cpu_level = o.level};
+                                      .cpu_level = o.level,
+                                      .n_workers = o.n_threads};
         mx_model *m;
         mx_errbuf eb = {{0}};
         rig_check(mx_model_load(&m, &opt, NULL, &eb), &eb, path);
         unlink(path);
+        const mx_model_memory want = mx_model_get_memory(r.model), got = mx_model_get_memory(m);
+        assert_int_equal(got.weight_bytes, want.weight_bytes);
+        assert_int_equal(got.work_bytes, want.work_bytes);
+        assert_int_equal(got.table_bytes, want.table_bytes);
+        assert_int_equal(got.page_bytes, want.page_bytes);
         const mx_model_config *c = mx_model_get_config(m), *loaded = mx_model_get_config(r.model);
         assert_int_equal(c->n_params, loaded->n_params);
         assert_int_equal(c->n_mtp_params, loaded->n_mtp_params);
