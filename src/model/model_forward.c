@@ -214,6 +214,17 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
     }
 }
 
+/* Points ws at one head's tiles of the pages that hold the tokens first..end-1. */
+static void find_tiles(const mx_model *m, mx_worker_scratch *ws, const mx_seq *seq,
+                       uint32_t kv_layer, uint32_t kv_head, uint32_t first, uint32_t end)
+{
+    for (uint32_t i = first / MX_PAGE_TOKENS; i * MX_PAGE_TOKENS < end; i++) {
+        uint8_t *payload = seq->pages[i]->payload;
+        ws->k_tiles[i] = mx_page_k_tile(&m->kv_shape, payload, kv_layer, kv_head);
+        ws->v_tiles[i] = mx_page_v_tile(&m->kv_shape, payload, kv_layer, kv_head);
+    }
+}
+
 /* One key-value head for one group of rows: all query heads that share it, for all rows; in all
  * spans of the sequence or in one. */
 static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
@@ -249,13 +260,15 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
                 first_valid[n] = window != 0 && pos >= window ? pos + 1 - window : 0;
             }
         }
-        const mx_seq *seq = m->s.rows[g->first_row].seq;
-        const uint32_t n_pages = (n_valid[n - 1] - 1) / MX_PAGE_TOKENS + 1;
-        for (uint32_t i = 0; i < n_pages; i++) {
-            uint8_t *payload = seq->pages[i]->payload;
-            ws->k_tiles[i] = mx_page_k_tile(&m->kv_shape, payload, kv_layer, kv_head);
-            ws->v_tiles[i] = mx_page_v_tile(&m->kv_shape, payload, kv_layer, kv_head);
+        /* The first row sees the oldest token of all, the last row the newest. A span looks at its
+         * own pages only: all of them for each span would be quadratic in the length. */
+        uint32_t first = first_valid[0], stop = n_valid[n - 1];
+        if (g->n_spans != 0) {
+            const uint32_t at = (g->first_span + span) * MX_ATTN_SPAN, left = stop - at;
+            first = first > at ? first : at;
+            stop = at + (left < MX_ATTN_SPAN ? left : MX_ATTN_SPAN);
         }
+        find_tiles(m, ws, m->s.rows[g->first_row].seq, kv_layer, kv_head, first, stop);
         const mx_attn_args args = {
             .kv_type = m->kv_shape.type,
             .head_dim = d,

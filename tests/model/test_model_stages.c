@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How the stages of a forward pass share work out. Results cannot show it, they are equal to the last
+ * bit however it is done (tests/exactness): so here the model's kernels are replaced by others that
+ * look at what they are called with, and then do the same.
+ */
+#include "model/model_internal.h"
+#include "model_rig.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+static const mx_kern *real;
+static mx_kern watched;
+
+/* The model's table is exchanged for a copy, to be changed by the test. */
+static void watch(rig *r)
+{
+    real = r->model->kern;
+    watched = *real;
+    r->model->kern = &watched;
+}
+
+/* A sequence of n tokens, the keys and values of which are all 0: what they are does not matter. */
+static void begin_text(rig *r, mx_seq *s, uint32_t n)
+{
+    mx_errbuf eb = {{0}};
+    int32_t *tokens = mx_calloc(n, sizeof *tokens);
+    assert_non_null(tokens);
+    mx_seq_init(s, r->kv, &r->root);
+    rig_check(mx_seq_reserve(s, n), &eb, "reserve");
+    mx_seq_commit(s, tokens, n);
+    mx_free(tokens);
+}
+
+/* One token more, of which somebody wants the result. */
+static void feed_one(rig *r, mx_seq *s)
+{
+    const int32_t token = 5;
+    float *hidden = mx_calloc(r->n_embd, sizeof *hidden);
+    assert_non_null(hidden);
+    rig_feed(r, s, &token, 1, hidden);
+    mx_free(hidden);
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+enum { SPAN_PAGES = MX_ATTN_SPAN / MX_PAGE_TOKENS, N_LONG = 4 * MX_ATTN_SPAN + 100 };
+
+static mx_tiny_spec long_spec(void)
+{
+    mx_tiny_spec s = mx_tiny_default();
+    s.n_layers = 1;
+    s.n_heads = 64;
+    s.n_kv_heads = 4;
+    s.n_ctx = 4096;
+    return s;
+}
+
+static rig open_long(const mx_tiny_spec *s, unsigned n_threads)
+{
+    rig_options o = rig_default();
+    o.n_threads = n_threads;
+    rig r = rig_open_tiny(s, o);
+    watch(&r);
+    return r;
+}
+
+static uint32_t n_foreign; /* tiles of other spans that an item has looked up; atomic access */
+
+/* Leaves the lists empty for the next item of this worker. */
+static void span_alone(const mx_attn_args *args, uint32_t span)
+{
+    const uint8_t **lists[] = {(const uint8_t **)(uintptr_t)args->k_tiles,
+                               (const uint8_t **)(uintptr_t)args->v_tiles};
+    for (size_t l = 0; l < MX_COUNT(lists); l++) {
+        for (uint32_t i = 0; i <= N_LONG / MX_PAGE_TOKENS; i++) {
+            if (i / SPAN_PAGES != span && lists[l][i] != NULL) {
+                __atomic_fetch_add(&n_foreign, 1, __ATOMIC_RELAXED);
+            }
+        }
+    }
+    real->attention_span(args, span);
+    for (size_t l = 0; l < MX_COUNT(lists); l++) {
+        memset(lists[l], 0, (N_LONG / MX_PAGE_TOKENS + 1) * sizeof *lists[l]);
+    }
+}
+
+static void spans_look_at_their_own_pages(void **state)
+{
+    (void)state;
+    const mx_tiny_spec spec = long_spec();
+    rig r = open_long(&spec, 2);
+    mx_seq s;
+    begin_text(&r, &s, N_LONG);
+    for (unsigned w = 0; w < 2; w++) {
+        const size_t n = (N_LONG / MX_PAGE_TOKENS + 1) * sizeof(uint8_t *);
+        memset(r.model->s.workers[w].k_tiles, 0, n);
+        memset(r.model->s.workers[w].v_tiles, 0, n);
+    }
+    n_foreign = 0;
+    watched.attention_span = span_alone;
+    feed_one(&r, &s);
+    assert_int_equal(n_foreign, 0);
+    mx_seq_free(&s);
+    rig_close(&r);
+}
+
+/* Pages that the window hides need not even be there. */
+static void hidden_pages_are_not_looked_at(void **state)
+{
+    (void)state;
+    enum { WINDOW = MX_ATTN_SPAN + 70 };
+    mx_tiny_spec spec = long_spec();
+    spec.window = WINDOW;
+    for (unsigned n_threads = 1; n_threads <= 2; n_threads++) {
+        rig r = open_long(&spec, n_threads);
+        mx_seq s;
+        mx_page *pages[N_LONG / MX_PAGE_TOKENS];
+        const size_t n_hidden = (N_LONG + 1 - WINDOW) / MX_PAGE_TOKENS;
+        begin_text(&r, &s, N_LONG);
+        memcpy(pages, s.pages, n_hidden * sizeof *pages);
+        memset(s.pages, 0, n_hidden * sizeof *pages);
+        feed_one(&r, &s);
+        memcpy(s.pages, pages, n_hidden * sizeof *pages);
+        mx_seq_free(&s);
+        rig_close(&r);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(spans_look_at_their_own_pages),
+        cmocka_unit_test(hidden_pages_are_not_looked_at),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
