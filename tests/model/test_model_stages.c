@@ -2,18 +2,21 @@
  *
  * How the stages of a forward pass share work out. Results cannot show it, they are equal to the last
  * bit however it is done (tests/exactness): so here the model's kernels are replaced by others that
- * look at what they are called with, and then do the same.
+ * look at who calls them with what, and then do the same.
  */
 #include "model/model_internal.h"
 #include "model_rig.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 static const mx_kern *real;
 static mx_kern watched;
+static pthread_t caller;
 
 /* The model's table is exchanged for a copy, to be changed by the test. */
 static void watch(rig *r)
@@ -21,6 +24,17 @@ static void watch(rig *r)
     real = r->model->kern;
     watched = *real;
     r->model->kern = &watched;
+    caller = pthread_self();
+}
+
+static bool is_caller(void)
+{
+    return pthread_equal(caller, pthread_self()) != 0;
+}
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
 
 /* A sequence of n tokens, the keys and values of which are all 0: what they are does not matter. */
@@ -130,11 +144,46 @@ static void hidden_pages_are_not_looked_at(void **state)
     }
 }
 
+static bool has_joined[2]; /* the caller, another worker; these are accessed atomically */
+static bool has_waited;
+
+/* Waits until the other one comes, too; once, and up to two seconds. */
+static void join_together(float *out, const float *parts, size_t stride, uint32_t n_parts,
+                          uint32_t head_dim)
+{
+    const int me = !is_caller();
+    __atomic_store_n(&has_joined[me], true, __ATOMIC_RELAXED);
+    for (int i = 0; i < 200 && !__atomic_load_n(&has_joined[!me], __ATOMIC_RELAXED) &&
+                    !__atomic_load_n(&has_waited, __ATOMIC_RELAXED);
+         i++)
+    {
+        sleep_ms(10);
+    }
+    __atomic_store_n(&has_waited, true, __ATOMIC_RELAXED);
+    real->attention_merge(out, parts, stride, n_parts, head_dim);
+}
+
+/* 64 heads of 5 spans are more than one turn. */
+static void spans_of_one_row_are_joined_by_all(void **state)
+{
+    (void)state;
+    const mx_tiny_spec spec = long_spec();
+    rig r = open_long(&spec, 2);
+    mx_seq s;
+    begin_text(&r, &s, N_LONG);
+    watched.attention_merge = join_together;
+    feed_one(&r, &s);
+    assert_true(has_joined[0] && has_joined[1]);
+    mx_seq_free(&s);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(spans_look_at_their_own_pages),
         cmocka_unit_test(hidden_pages_are_not_looked_at),
+        cmocka_unit_test(spans_of_one_row_are_joined_by_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
