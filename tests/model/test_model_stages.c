@@ -178,12 +178,62 @@ static void spans_of_one_row_are_joined_by_all(void **state)
     rig_close(&r);
 }
 
+/* ---- recurrence ------------------------------------------------------------------------------ */
+
+static uint32_t n_elsewhere; /* calls of stage 1 by other workers; atomic access */
+
+static void conv_slowly(float *x, size_t ldx, uint32_t n_rows, uint32_t n, const float *taps,
+                        float *past, uint32_t n_taps, size_t ld)
+{
+    __atomic_fetch_add(&n_elsewhere, !is_caller(), __ATOMIC_RELAXED);
+    sleep_ms(1);
+    real->gdn_conv(x, ldx, n_rows, n, taps, past, n_taps, ld);
+}
+
+static void note_decay(float *x, const float *dt, const float *a, size_t n)
+{
+    __atomic_fetch_add(&n_elsewhere, !is_caller(), __ATOMIC_RELAXED);
+    real->gdn_decay(x, dt, a, n);
+}
+
+static mx_tiny_spec hybrid_spec(uint32_t n_k_heads, uint32_t n_v_heads)
+{
+    mx_tiny_spec s = mx_tiny_default();
+    s.arch = "qwen35";
+    s.has_qk_norm = true;
+    s.n_rot = 8;
+    s.attn_period = 2;
+    s.gdn_k_heads = n_k_heads;
+    s.gdn_v_heads = n_v_heads;
+    s.gdn_dim = 16;
+    s.gdn_taps = 4;
+    return s;
+}
+
+/* 64 heads and their gates are 65 items, a turn is 64: one item is not worth a worker. */
+static void one_item_more_wakes_nobody(void **state)
+{
+    (void)state;
+    const mx_tiny_spec spec = hybrid_spec(16, 32);
+    rig r = open_long(&spec, 2);
+    mx_seq s;
+    watched.gdn_conv = conv_slowly;
+    watched.gdn_decay = note_decay;
+    n_elsewhere = 0;
+    mx_seq_init(&s, r.kv, &r.root);
+    feed_one(&r, &s);
+    assert_int_equal(n_elsewhere, 0);
+    mx_seq_free(&s);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(spans_look_at_their_own_pages),
         cmocka_unit_test(hidden_pages_are_not_looked_at),
         cmocka_unit_test(spans_of_one_row_are_joined_by_all),
+        cmocka_unit_test(one_item_more_wakes_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
