@@ -485,7 +485,9 @@ void mx_pass_keep_wanted_rows(mx_pass *p)
 {
     mx_state *s = &p->m->s;
     const mx_blueprint *bp = &p->m->bp;
-    const size_t width = mx_qkv_width(bp), v_width = mx_v_width(bp);
+    const size_t width = mx_qkv_width(bp);
+    /* A recurrence has given its output by now, attention comes only after this. */
+    const size_t v_width = mx_layer_is_gdn(bp, p->layer) ? mx_v_width(bp) : 0;
     uint32_t n = 0;
     report_bad_rows(s, p->batch);
     for (uint32_t r = 0; r < s->n_rows; r++) {

@@ -227,6 +227,57 @@ static void one_item_more_wakes_nobody(void **state)
     rig_close(&r);
 }
 
+/* ---- the last layer -------------------------------------------------------------------------- */
+
+/* Rows that nobody wants are dropped where the last layer has stored what later tokens need: before
+ * attention, behind a recurrence. */
+static void wanted_rows_are_those_of_all(void **state)
+{
+    (void)state;
+    enum { N = 9 };
+    for (uint32_t n_layers = 2; n_layers <= 3; n_layers++) { /* the last one: attention, then GDN */
+        mx_tiny_spec spec = hybrid_spec(2, 4);
+        spec.n_layers = n_layers;
+        rig r = rig_open_tiny(&spec, rig_default());
+        float *want = mx_calloc((size_t)N * r.n_embd, sizeof *want);
+        float *got = mx_calloc((size_t)N * r.n_embd, sizeof *got);
+        int32_t tokens[N];
+        mx_batch_row rows[N];
+        uint32_t n_wanted = 0, bad;
+        mx_errbuf eb = {{0}};
+        mx_seq s;
+        for (int i = 0; i < N; i++) {
+            tokens[i] = i * 31 % 256;
+        }
+        mx_seq_init(&s, r.kv, &r.root);
+        rig_feed(&r, &s, tokens, N, want);
+        mx_seq_free(&s);
+        mx_seq_init(&s, r.kv, &r.root);
+        rig_check(mx_seq_reserve(&s, N), &eb, "reserve");
+        for (uint32_t i = 0; i < N; i++) {
+            const bool is_wanted = i % 3 == 1 || i + 1 == N;
+            rows[i] = (mx_batch_row){.seq = &s,
+                                     .pos = i,
+                                     .token = tokens[i],
+                                     .hidden_to = is_wanted ? (int32_t)n_wanted++ : -1};
+        }
+        const mx_batch b = {
+            .rows = rows, .n_rows = N, .hidden = got, .n_hidden_rows = n_wanted};
+        rig_check(mx_model_forward(r.model, &b, &bad, &eb), &eb, "forward");
+        mx_seq_commit(&s, tokens, N);
+        for (uint32_t i = 0; i < N; i++) {
+            if (rows[i].hidden_to >= 0) {
+                assert_memory_equal(got + (size_t)rows[i].hidden_to * r.n_embd,
+                                    want + (size_t)i * r.n_embd, r.n_embd * sizeof *want);
+            }
+        }
+        mx_seq_free(&s);
+        mx_free(want);
+        mx_free(got);
+        rig_close(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -234,6 +285,7 @@ int main(void)
         cmocka_unit_test(hidden_pages_are_not_looked_at),
         cmocka_unit_test(spans_of_one_row_are_joined_by_all),
         cmocka_unit_test(one_item_more_wakes_nobody),
+        cmocka_unit_test(wanted_rows_are_those_of_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
