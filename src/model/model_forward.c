@@ -290,7 +290,7 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
     }
 }
 
-/* Puts the spans of a row's heads together, if they were computed one by one. An item is a head. */
+/* Puts spans together that were computed one by one. An item is a head of a row that was cut. */
 static void join_spans(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
     (void)worker;
@@ -298,12 +298,10 @@ static void join_spans(mx_pass *p, unsigned worker, size_t begin, size_t end)
     const uint32_t d = m->bp.head_dim;
     const size_t part = mx_attn_part_floats(d);
     for (size_t i = begin; i < end; i++) {
-        const mx_row *row = &m->s.rows[i / m->bp.n_heads];
-        const size_t h = i % m->bp.n_heads;
-        if (row->n_parts != 0) {
-            m->kern->attention_merge(m->s.attn + i * d, row->parts + h * row->n_parts * part, part,
-                                     row->n_parts, d);
-        }
+        const size_t r = m->s.cut_rows[i / m->bp.n_heads], h = i % m->bp.n_heads;
+        const mx_row *row = &m->s.rows[r];
+        m->kern->attention_merge(m->s.attn + r * mx_q_width(&m->bp) + h * d,
+                                 row->parts + h * row->n_parts * part, part, row->n_parts, d);
     }
 }
 
@@ -314,9 +312,9 @@ static bool join_all_spans(mx_pass *p)
 {
     const mx_state *s = &p->m->s;
     const size_t n_heads = p->m->bp.n_heads;
-    return s->most_parts == 0 ||
-           mx_pass_stage(p, s->n_rows * n_heads, mx_max_size(SPANS_PER_TURN / s->most_parts, 1),
-                         join_spans);
+    return s->n_cut_rows == 0 ||
+           mx_pass_stage(p, s->n_cut_rows * n_heads,
+                         mx_max_size(SPANS_PER_TURN / s->most_parts, 1), join_spans);
 }
 
 static void quantize_attn_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
@@ -441,8 +439,12 @@ static void split_group(mx_pass *p, mx_row_group *g, size_t *used)
         mx_row *row = &s->rows[g->first_row + i];
         row->n_parts = g->n_spans;
         row->parts = splits ? s->parts + *used : NULL;
-        *used += splits ? floats : 0;
+        if (splits) {
+            *used += floats;
+            s->cut_rows[s->n_cut_rows++] = g->first_row + i;
+        }
     }
+    s->most_parts = g->n_spans > s->most_parts ? g->n_spans : s->most_parts;
 }
 
 /* Groups the rows for the attention stage. Last group first: in a prompt it sees the most tokens;
@@ -463,11 +465,10 @@ static void group_rows(mx_pass *p)
     }
     size_t used = 0;
     s->n_attn_items = 0;
-    s->most_parts = 0;
+    s->n_cut_rows = s->most_parts = 0;
     for (uint32_t i = s->n_groups; i-- > 0;) {
         mx_row_group *g = &s->groups[i];
         split_group(p, g, &used);
-        s->most_parts = g->n_spans > s->most_parts ? g->n_spans : s->most_parts;
         g->first_item = s->n_attn_items;
         s->n_attn_items += (size_t)bp->n_kv_heads * (g->n_spans != 0 ? g->n_spans : 1);
     }

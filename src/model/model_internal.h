@@ -294,7 +294,8 @@ typedef struct mx_state {
     float *attn;          /* [max_rows][q_width], or [max_rows][v_width] */
     float *parts;         /* [parts_cap] results of spans, for the rows that point there */
     size_t parts_cap, n_attn_items;
-    uint32_t most_parts;  /* of a row in this layer; 0 = none is cut into spans */
+    uint32_t *cut_rows;   /* [max_rows] those with parts in this layer, */
+    uint32_t n_cut_rows, most_parts; /* and how many one of them has at most */
     float *gate_up;       /* [max_rows x visits][2 n_ff] */
     mx_act act_embd;      /* rows of n_embd */
     mx_act act_attn;      /* rows of q_width, of 16 bits in any case */

@@ -107,6 +107,7 @@ static void lay_out(mx_model *m, layout *l)
                                                                : m->max_logit_rows;
     s->rows = part(l, rows, sizeof *s->rows);
     s->groups = part(l, rows, sizeof *s->groups);
+    s->cut_rows = part(l, rows, sizeof *s->cut_rows);
     s->x = part(l, rows, bp->n_embd * sizeof(float));
     s->h = part(l, rows, bp->n_embd * sizeof(float));
     s->runs = bp->arch->has_gdn ? part(l, rows, sizeof *s->runs) : NULL;

@@ -178,6 +178,42 @@ static void spans_of_one_row_are_joined_by_all(void **state)
     rig_close(&r);
 }
 
+/* One token each for a short text, a long one, and a short one. */
+static void feed_three(unsigned n_threads, float *hidden)
+{
+    static const uint32_t lengths[3] = {3, N_LONG, 70};
+    const mx_tiny_spec spec = long_spec();
+    rig r = open_long(&spec, n_threads);
+    mx_seq s[3];
+    mx_batch_row rows[3];
+    mx_errbuf eb = {{0}};
+    uint32_t bad;
+    for (int i = 0; i < 3; i++) {
+        begin_text(&r, &s[i], lengths[i]);
+        rig_check(mx_seq_reserve(&s[i], 1), &eb, "reserve");
+        rows[i] = (mx_batch_row){.seq = &s[i], .pos = lengths[i], .token = 5 + i, .hidden_to = i};
+    }
+    const mx_batch b = {.rows = rows, .n_rows = 3, .hidden = hidden, .n_hidden_rows = 3};
+    rig_check(mx_model_forward(r.model, &b, &bad, &eb), &eb, "forward");
+    for (int i = 0; i < 3; i++) {
+        mx_seq_free(&s[i]);
+    }
+    rig_close(&r);
+}
+
+/* Of the rows of a batch some are cut into spans, with two threads, and others are not. */
+static void cut_rows_stand_among_others(void **state)
+{
+    (void)state;
+    const size_t n = 3 * (size_t)long_spec().n_embd;
+    float *want = mx_calloc(n, sizeof *want), *got = mx_calloc(n, sizeof *got);
+    feed_three(1, want);
+    feed_three(2, got);
+    assert_memory_equal(got, want, n * sizeof *want);
+    mx_free(want);
+    mx_free(got);
+}
+
 /* ---- recurrence ------------------------------------------------------------------------------ */
 
 static uint32_t n_elsewhere; /* calls of stage 1 by other workers; atomic access */
@@ -284,6 +320,7 @@ int main(void)
         cmocka_unit_test(spans_look_at_their_own_pages),
         cmocka_unit_test(hidden_pages_are_not_looked_at),
         cmocka_unit_test(spans_of_one_row_are_joined_by_all),
+        cmocka_unit_test(cut_rows_stand_among_others),
         cmocka_unit_test(one_item_more_wakes_nobody),
         cmocka_unit_test(wanted_rows_are_those_of_all),
     };
