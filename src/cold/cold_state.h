@@ -90,8 +90,6 @@ struct mx_cold {
     size_t reader_path_cap;
     mx_hash256 reader_state;    /* used by the last READ; */
     uint64_t reader_state_at;   /* 0 = none */
-    bool reader_met_error;      /* in this job */
-    uint32_t reader_n_condemned; /* in this job */
 
     mx_cold_folder sweeper_folder;
     uint8_t *sweeper_head;      /* [MX_DISK_PAYLOAD_AT] */
