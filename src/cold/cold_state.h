@@ -25,7 +25,7 @@ typedef struct mx_cold_wear {
     int64_t day;                /* since 1970, UTC */
     uint64_t written, unsaved;  /* that day, by everybody as far as known; of it not in the file */
     uint64_t saved_us;
-    bool is_known, is_logged;
+    bool is_known;
 } mx_cold_wear;
 
 typedef struct job_list {
@@ -58,6 +58,7 @@ struct mx_cold {
     bool is_sweep_wanted;
     uint64_t n_sweeps;          /* finished */
     uint64_t next_sweep_us;     /* a sweep for lack of room is not started before */
+    int64_t spent_day;          /* since 1970, UTC: until its end nothing is written, for the budget */
     uint64_t written_bytes, written_files; /* since the scan began */
     uint64_t n_lost;            /* write jobs that did not end MX_OK */
     uint64_t retry_at_us;       /* for writing */
@@ -97,8 +98,9 @@ struct mx_cold {
 
 /* cold_wear.c; the writer's. */
 #define MX_COLD_WEAR_NAME "written.txt"
-/* MX_E_LIMIT: with so many bytes more the day's budget is used up. */
+/* MX_E_LIMIT: so many bytes more are not in the day's budget; from then on mx_cold_submit says so. */
 mx_err mx_cold_wear_check(mx_cold *c, uint64_t need);
+bool mx_cold_wear_is_spent_locked(const mx_cold *c); /* any thread */
 void mx_cold_wear_note(mx_cold *c, uint64_t bytes); /* after they were written */
 void mx_cold_wear_save(mx_cold *c);                 /* what is not in the file yet */
 

@@ -36,7 +36,7 @@ static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
                    "written until older ones may be deleted (--ssd-session-cache-max-size)",
                    c->dir, (unsigned long long)used, (unsigned long long)limit);
         }
-        return MX_E_LIMIT;
+        return MX_E_FULL;
     }
     struct statvfs vfs;
     if (f->ops->statvfs(f->root_fd, &vfs) != 0) {
@@ -515,11 +515,10 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
             err = err == MX_E_NOT_FOUND ? MX_E_IO : err; /* not found means pages, to the caller */
         }
     }
-    if (err == MX_E_LIMIT) {
+    if (err == MX_E_LIMIT || (err == MX_E_FULL && eb.text[0] == '\0')) {
         pthread_mutex_lock(&c->lock);
         c->stats.dropped_full++;
         pthread_mutex_unlock(&c->lock);
-        err = MX_E_FULL;
     }
     job->status = err;
     job->elapsed_us = mx_now_us() - start;
