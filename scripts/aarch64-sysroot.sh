@@ -8,7 +8,7 @@
 set -u
 
 packages="libc6-dev libssl-dev libpcre2-dev libjson-c-dev libmicrohttpd-dev libxxhash-dev
-          libcmocka-dev"
+          liblz4-dev libzstd-dev libcmocka-dev"
 
 root=${1:?usage: aarch64-sysroot.sh FOLDER}
 root=$(realpath -m -- "$root")

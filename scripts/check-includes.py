@@ -120,7 +120,8 @@ def main():
     files = sorted(SRC.rglob("*.[ch]"))
     headers = [f for f in files if f.suffix == ".h" and not is_part(f)]
     flags = shlex.split(subprocess.run(
-        ["pkg-config", "--cflags", "libmicrohttpd", "json-c", "libcrypto", "libpcre2-8"], text=True,
+        ["pkg-config", "--cflags", "libmicrohttpd", "json-c", "libcrypto", "libpcre2-8",
+         "liblz4", "libzstd"], text=True,
         capture_output=True, check=True).stdout)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         alone = list(pool.map(lambda h: compile_alone(h, flags), headers))

@@ -6,7 +6,7 @@
 set -u
 
 build_set="gcc libc6-dev cmake ninja-build pkg-config libmicrohttpd-dev libjson-c-dev libxxhash-dev
-           libssl-dev libpcre2-dev"
+           libssl-dev libpcre2-dev liblz4-dev libzstd-dev"
 model_set="python3 python3-pip ca-certificates"
 test_set="libcmocka-dev clang libclang-rt-14-dev llvm-14 unicode-data curl procps
           python3 python3-pytest python3-requests python3-numpy python3-jinja2
@@ -33,7 +33,7 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     for tool in cc cmake ninja pkg-config; do
         command -v "$tool" >/dev/null || missing+=("$tool")
     done
-    for lib in libmicrohttpd json-c libxxhash libcrypto libpcre2-8; do
+    for lib in libmicrohttpd json-c libxxhash libcrypto libpcre2-8 liblz4 libzstd; do
         pkg-config --exists "$lib" 2>/dev/null || missing+=("$lib")
     done
     [ ${#missing[@]} -eq 0 ] && exit 0

@@ -32,6 +32,7 @@ typedef struct mx_settings {
     uint64_t act_type;     /* mx_act_type */
     uint64_t ssd_mode;     /* mx_cold_mode */
     char *ssd_dir;         /* NULL = ~/.mtplx/session_cache */
+    uint64_t ssd_compress; /* mx_cold_compress */
     uint64_t ssd_max_size; /* 0 = the tier's own default */
     uint64_t ssd_min_tokens, ssd_min_ms;
     uint64_t ssd_ttl_s;         /* 0 = for ever */

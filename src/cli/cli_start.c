@@ -254,6 +254,7 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
         },
         .cold_dir = s->cache_dir,
         .cold_mode = (mx_cold_mode)o->ssd_mode,
+        .cold_compress = (mx_cold_compress)o->ssd_compress,
         .cold_max_bytes = o->ssd_max_size,
         .cold_min_tokens = (uint32_t)o->ssd_min_tokens,
         .cold_min_us = o->ssd_min_ms * 1000,

@@ -23,6 +23,8 @@ enum {
      * of restores pages must still become durable. */
     YIELD_MAX_US = 2000000,
 };
+_Static_assert((int)MX_COLD_COMPRESS_LZ4 == (int)MX_CODEC_LZ4
+               && (int)MX_COLD_COMPRESS_ZSTD == (int)MX_CODEC_ZSTD, "the methods of the codec");
 static const size_t default_queue_bytes = (size_t)512 << 20;
 
 /* ---- queues ---------------------------------------------------------------------------------- */
@@ -51,14 +53,10 @@ static mx_cold_job *list_pop(job_list *l)
     return job;
 }
 
-static bool is_object(const mx_cold_job *job)
-{
-    return job->kind == MX_COLD_WRITE_PAGE || job->kind == MX_COLD_WRITE_STATE;
-}
-
 static bool is_write(const mx_cold_job *job)
 {
-    return is_object(job) || job->kind == MX_COLD_WRITE_SESSION || job->kind == MX_COLD_CONDEMN;
+    return job->kind == MX_COLD_WRITE_PAGE || job->kind == MX_COLD_WRITE_STATE
+           || job->kind == MX_COLD_WRITE_SESSION || job->kind == MX_COLD_CONDEMN;
 }
 
 /* What a queued job keeps from being freed. */
@@ -80,7 +78,6 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
         mx_cold_index_set_bad(c->index, i < job->n_pages ? &job->page_ids[i]
                                                          : &job->state_ids[i - job->n_pages]);
     }
-    bool is_there = is_object(job) && mx_cold_index_has(c->index, &job->page_id);
     pthread_mutex_lock(&c->lock);
     if (atomic_load(&c->is_stopping)) {
         pthread_mutex_unlock(&c->lock);
@@ -94,14 +91,9 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
     } else {
         size_t bytes = held_bytes(c, job);
         uint64_t held = c->stats.queued_bytes;
-        bool costs = is_object(job) && !is_there;
         /* A job larger than the whole queue is let in alone: otherwise it never could be. */
-        if (costs && mx_cold_wear_is_spent_locked(c)) {
-            c->stats.dropped_full++;
-            c->stats.dropped_budget++;
-            err = MX_E_LIMIT;
-        } else if (held > 0 && !is_condemning
-                   && (bytes > c->queue_bytes_max || held > c->queue_bytes_max - bytes))
+        if (held > 0 && !is_condemning
+            && (bytes > c->queue_bytes_max || held > c->queue_bytes_max - bytes))
         {
             c->stats.dropped_full++;
             err = MX_E_FULL;
@@ -165,13 +157,6 @@ uint64_t mx_cold_stalled_us(mx_cold *c)
     return us;
 }
 
-/* The day's budget did not let it in, or the pages that it names. That is not a failure. */
-static bool is_denied_locked(const mx_cold *c, const mx_cold_job *job)
-{
-    return job->status == MX_E_LIMIT
-           || (job->status == MX_E_NOT_FOUND && mx_cold_wear_is_spent_locked(c));
-}
-
 /* True: the caller may be told. After stop it may be gone: a thread that came back from a folder
  * that hung must not call it. */
 static bool finish_locked(mx_cold *c, mx_cold_job *job)
@@ -180,8 +165,7 @@ static bool finish_locked(mx_cold *c, mx_cold_job *job)
         c->stats.queued_jobs--;
         c->stats.queued_bytes -= held_bytes(c, job);
         c->n_lost += job->status != MX_OK;
-        c->stats.write_failures += job->status != MX_OK && job->status != MX_E_CANCELLED
-                                   && !is_denied_locked(c, job);
+        c->stats.write_failures += job->status != MX_OK && job->status != MX_E_CANCELLED;
     }
     list_push(&c->done, job);
     pthread_cond_broadcast(&c->idle_cond);
@@ -338,19 +322,40 @@ static void fill_tuning(mx_cold *c, const mx_cold_tuning *t)
     }
 }
 
+static bool make_scratch(mx_cold_scratch *s)
+{
+    s->head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
+    return s->head != NULL;
+}
+
+static void free_scratch(mx_cold_scratch *s)
+{
+    mx_free(s->head);
+    mx_free(s->stored);
+    mx_codec_free(&s->codec);
+}
+
+bool mx_cold_reserve_stored(const mx_cold *c, mx_cold_scratch *s)
+{
+    if (s->stored == NULL) {
+        s->stored = mx_alloc_aligned(64, c->page_bytes);
+    }
+    return s->stored != NULL;
+}
+
 static void free_memory(mx_cold *c)
 {
     mx_cold_index_destroy(c->index);
     mx_free(c->dir);
     mx_free(c->model_json);
-    mx_free(c->writer_head);
+    free_scratch(&c->writer_scratch);
     mx_free(c->writer_rows);
-    mx_free(c->reader_head);
+    free_scratch(&c->reader_scratch);
     mx_free(c->reader_rows);
     mx_free(c->reader_page);
     mx_free(c->reader_ids);
     mx_free(c->reader_path);
-    mx_free(c->sweeper_head);
+    free_scratch(&c->sweeper_scratch);
     pthread_cond_destroy(&c->writer_cond);
     pthread_cond_destroy(&c->reader_cond);
     pthread_cond_destroy(&c->sweeper_cond);
@@ -387,6 +392,7 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     init_locks(c);
     c->shape = *shape;
     c->mode = cfg->mode;
+    c->codec = mx_disk_codec((uint32_t)cfg->compress, shape->type);
     c->root = cfg->root;
     c->page_bytes = page_bytes;
     c->queue_bytes_max = cfg->queue_bytes != 0 ? cfg->queue_bytes : default_queue_bytes;
@@ -406,15 +412,14 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     c->dir = mx_strndup(cfg->dir, dir_len);
     c->model_json = cfg->model_json != NULL ? mx_strdup(cfg->model_json) : NULL;
     c->index = mx_cold_index_create();
-    c->writer_head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
     c->writer_rows = mx_alloc_aligned(64, page_bytes);
-    c->reader_head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
     c->reader_rows = mx_alloc_aligned(64, page_bytes);
     c->reader_page = mx_alloc_aligned(64, page_bytes);
-    c->sweeper_head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
+    bool has_scratch = make_scratch(&c->writer_scratch) && make_scratch(&c->reader_scratch)
+                       && make_scratch(&c->sweeper_scratch);
     if (c->dir == NULL || (c->model_json == NULL && cfg->model_json != NULL) || c->index == NULL
-        || c->writer_head == NULL || c->writer_rows == NULL || c->reader_head == NULL
-        || c->reader_rows == NULL || c->reader_page == NULL || c->sweeper_head == NULL) {
+        || c->writer_rows == NULL || c->reader_rows == NULL || c->reader_page == NULL
+        || !has_scratch) {
         free_memory(c);
         return mx_fail(eb, MX_E_NOMEM, "no memory for the SSD session cache");
     }

@@ -116,7 +116,7 @@ static mx_err load_state(mx_cold *c, mx_cold_job *job)
     if (!mx_cold_claim(c, job, MX_COLD_STATE_PAYLOAD)) {
         return MX_E_CANCELLED;
     }
-    mx_err err = mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, job->state_payload,
+    mx_err err = mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, job->state_payload,
                                    &page);
     mx_cold_unclaim(c, job);
     MX_TRY(err);

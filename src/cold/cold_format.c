@@ -174,10 +174,10 @@ void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT])
     mx_put_le32(out + P_SCHEME, MX_DISK_POSITIONS_PLAIN);
     mx_put_le16(out + P_K_TYPE, p->kv_type);
     mx_put_le16(out + P_V_TYPE, p->kv_type);
-    mx_put_le32(out + P_CODEC, MX_DISK_CODEC_NONE);
-    mx_put_le64(out + P_STORED, p->payload_bytes);
+    mx_put_le32(out + P_CODEC, p->codec);
+    mx_put_le64(out + P_STORED, p->stored_bytes);
     mx_put_le64(out + P_RAW, p->payload_bytes);
-    memcpy(out + P_STORED_SUM, p->payload_sum.b, 16);
+    memcpy(out + P_STORED_SUM, p->stored_sum.b, 16);
     memcpy(out + P_RAW_SUM, p->payload_sum.b, 16);
     memcpy(out + P_BUILD, writer_build, sizeof writer_build);
     put_sum(out + P_HEADER_SUM, out, P_HEADER_SUM);
@@ -187,9 +187,10 @@ void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT])
 }
 
 /* Step 5: what a later version may turn on, and this one cannot do. */
-static mx_err check_page_features(const uint8_t *b, mx_errbuf *eb)
+static mx_err check_page_features(const uint8_t *b, bool is_state, mx_errbuf *eb)
 {
-    if (mx_get_le32(b + P_CODEC) != MX_DISK_CODEC_NONE) {
+    uint32_t codec = mx_get_le32(b + P_CODEC);
+    if (codec != MX_CODEC_NONE && (is_state || !mx_codec_is_known(codec))) {
         return mx_fail(eb, MX_E_UNSUPPORTED, "codec");
     }
     if (mx_get_le32(b + P_SCHEME) != MX_DISK_POSITIONS_PLAIN) {
@@ -202,6 +203,15 @@ static mx_err check_page_features(const uint8_t *b, mx_errbuf *eb)
         return mx_fail(eb, MX_E_UNSUPPORTED, "input digest or adapter");
     }
     return MX_OK;
+}
+
+/* As it is, it is the same twice; compressed, it is shorter, or it would not have been. */
+static bool is_stored_right(const uint8_t *b)
+{
+    uint64_t stored = mx_get_le64(b + P_STORED), raw = mx_get_le64(b + P_RAW);
+    return mx_get_le32(b + P_CODEC) == MX_CODEC_NONE
+               ? stored == raw && memcmp(b + P_STORED_SUM, b + P_RAW_SUM, 16) == 0
+               : stored < raw;
 }
 
 /* Step 6: what version 1 fixes. */
@@ -228,8 +238,7 @@ static mx_err check_page_fields(const uint8_t *b, bool is_state, mx_errbuf *eb)
         bad = "first position";
     } else if (mx_get_le16(b + P_K_TYPE) != mx_get_le16(b + P_V_TYPE)) {
         bad = "type";
-    } else if (mx_get_le64(b + P_STORED) != mx_get_le64(b + P_RAW)
-               || memcmp(b + P_STORED_SUM, b + P_RAW_SUM, 16) != 0) {
+    } else if (!is_stored_right(b)) {
         bad = "stored and raw differ";
     } else {
         size_t end = MX_DISK_PAGE_HEADER_BYTES + 4 * (size_t)n;
@@ -249,7 +258,7 @@ static mx_err decode(mx_disk_page *p, bool is_state, const uint8_t *bytes, size_
         return mx_fail(eb, MX_E_CORRUPT, "size");
     }
     MX_TRY(check_common(bytes, page_magic, P_HEADER_SUM, eb));
-    MX_TRY(check_page_features(bytes, eb));
+    MX_TRY(check_page_features(bytes, is_state, eb));
     MX_TRY(check_page_fields(bytes, is_state, eb));
     memcpy(p->root.b, bytes + AT_ROOT, 32);
     memcpy(p->own.b, bytes + P_OWN, 32);
@@ -257,8 +266,11 @@ static mx_err decode(mx_disk_page *p, bool is_state, const uint8_t *bytes, size_
     p->n_tokens = mx_get_le32(bytes + P_N_TOKENS);
     p->first_position = mx_get_le64(bytes + P_FIRST);
     p->kv_type = mx_get_le16(bytes + P_K_TYPE);
-    p->payload_bytes = mx_get_le64(bytes + P_STORED);
-    memcpy(p->payload_sum.b, bytes + P_STORED_SUM, 16);
+    p->codec = mx_get_le32(bytes + P_CODEC);
+    p->payload_bytes = mx_get_le64(bytes + P_RAW);
+    p->stored_bytes = mx_get_le64(bytes + P_STORED);
+    memcpy(p->payload_sum.b, bytes + P_RAW_SUM, 16);
+    memcpy(p->stored_sum.b, bytes + P_STORED_SUM, 16);
     for (uint32_t i = 0; i < p->n_tokens; i++) {
         p->tokens[i] = (int32_t)mx_get_le32(bytes + MX_DISK_PAGE_HEADER_BYTES + 4 * i);
     }
@@ -282,15 +294,37 @@ mx_err mx_disk_state_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_
     return decode(p, true, bytes, n, eb);
 }
 
-mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t n, mx_errbuf *eb)
+mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *stored, size_t n, mx_errbuf *eb)
 {
-    if (n != p->payload_bytes) {
+    if (n != p->stored_bytes) {
         return mx_fail(eb, MX_E_CORRUPT, "payload length");
     }
-    if (!sum_is(p->payload_sum.b, payload, n)) {
+    if (!sum_is(p->stored_sum.b, stored, n)) {
         return mx_fail(eb, MX_E_CORRUPT, "payload checksum");
     }
     return MX_OK;
+}
+
+mx_err mx_disk_page_unpack(const mx_disk_page *p, mx_codec *codec, const uint8_t *stored,
+                           uint8_t *payload, mx_errbuf *eb)
+{
+    size_t n = (size_t)p->payload_bytes;
+    MX_TRY(mx_codec_decode(codec, p->codec, stored, (size_t)p->stored_bytes, payload, n, eb));
+    return sum_is(p->payload_sum.b, payload, n) ? MX_OK : mx_fail(eb, MX_E_CORRUPT, "raw checksum");
+}
+
+mx_err mx_disk_stored_bytes(const uint8_t header[MX_DISK_PAGE_HEADER_BYTES], uint64_t *n)
+{
+    *n = mx_get_le64(header + P_STORED);
+    return sum_is(header + P_HEADER_SUM, header, P_HEADER_SUM) ? MX_OK : MX_E_CORRUPT;
+}
+
+uint32_t mx_disk_codec(uint32_t method, mx_kv_type type)
+{
+    if (method == MX_CODEC_NONE) {
+        return MX_CODEC_NONE;
+    }
+    return mx_codec_id(method, type == MX_KV_F16 ? 2 : type == MX_KV_F32 ? 4 : 1);
 }
 
 /* ---- manifests ------------------------------------------------------------------------------- */

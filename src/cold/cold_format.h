@@ -12,6 +12,7 @@
 #define MX_COLD_FORMAT_H
 
 #include "base/buf.h"
+#include "cold/cold_codec.h"
 #include "kv/kv.h"
 
 enum {
@@ -28,7 +29,6 @@ enum {
     MX_DISK_TYPE_F16 = 1,
     MX_DISK_TYPE_F32 = 2,
     MX_DISK_TYPE_Q8 = 3,
-    MX_DISK_CODEC_NONE = 0,
     MX_DISK_ENTRY_PROMPT = 0,
     MX_DISK_ENTRY_TURN = 1,
     MX_DISK_MANIFEST_HEADER_BYTES = 256,
@@ -47,12 +47,15 @@ typedef struct mx_disk_page {
     uint32_t n_tokens;        /* 1..64 */
     uint64_t first_position;  /* a multiple of 64 */
     uint16_t kv_type;         /* MX_DISK_TYPE_* */
-    uint64_t payload_bytes;
+    uint64_t payload_bytes;   /* in RAM: decompressed */
     mx_hash128 payload_sum;
+    uint32_t codec;           /* MX_CODEC_NONE: as it is; else of stored_bytes < payload_bytes */
+    uint64_t stored_bytes;
+    mx_hash128 stored_sum;
     int32_t tokens[MX_DISK_PAGE_TOKENS]; /* [n_tokens], the rest zero */
 } mx_disk_page;
 
-/* The bytes in front of the payload. p->own and p->payload_sum are the caller's to fill. */
+/* The bytes in front of the payload. p->own and the sums are the caller's to fill. */
 void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT]);
 
 /* Steps 3 to 6 and 8 of the specification over the first n bytes of a file (n >= 4096, or the file
@@ -60,8 +63,17 @@ void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT])
 mx_err mx_disk_page_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb);
 mx_err mx_disk_state_decode(mx_disk_page *p, const uint8_t *bytes, size_t n, mx_errbuf *eb);
 
-/* Step 10. */
-mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *payload, size_t n, mx_errbuf *eb);
+/* Step 10, of the payload as it is in the file. */
+mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *stored, size_t n, mx_errbuf *eb);
+/* And of a compressed one, after mx_disk_page_verify: decompresses it into p->payload_bytes bytes. */
+mx_err mx_disk_page_unpack(const mx_disk_page *p, mx_codec *codec, const uint8_t *stored,
+                           uint8_t *payload, mx_errbuf *eb);
+
+/* The length of the payload in the file that begins with these bytes, of which nothing but the header
+ * checksum was looked at. MX_E_CORRUPT: that is wrong. */
+mx_err mx_disk_stored_bytes(const uint8_t header[MX_DISK_PAGE_HEADER_BYTES], uint64_t *n);
+/* How a page of this type is compressed by that method (MX_CODEC_*). */
+uint32_t mx_disk_codec(uint32_t method, mx_kv_type type);
 
 /* Payload bytes of a stored page of this shape: whole for 64 tokens, compact below. */
 size_t mx_disk_payload_bytes(const mx_kv_shape *shape, uint32_t n_tokens);

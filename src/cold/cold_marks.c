@@ -47,7 +47,7 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
     mx_cold *c = s->c;
     mx_disk_page page, other;
     mx_cold_want want = {.id = partial->id};
-    if (mx_cold_load_page(c, s->f, &want, c->sweeper_head, NULL, &page) != MX_OK
+    if (mx_cold_load_page(c, s->f, &want, &c->sweeper_scratch, NULL, &page) != MX_OK
         || !mx_hash256_eq(&page.parent, &partial->parent)) { /* a manifest said so: a hint */
         return false;
     }
@@ -62,7 +62,7 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
         }
         for (size_t i = 0; i < n_unknown; i++) {
             want.id = unknown[i].id;
-            if (mx_cold_load_page(c, s->f, &want, c->sweeper_head, NULL, &other) != MX_OK
+            if (mx_cold_load_page(c, s->f, &want, &c->sweeper_scratch, NULL, &other) != MX_OK
                 || mx_cold_index_link(c->index, &want.id, &other.parent, other.n_tokens,
                                       other.tokens) != MX_OK) {
                 return false;
@@ -72,22 +72,7 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
     return false;
 }
 
-/* Marks the files of our root that have one of these names and may go. */
-static void mark_named(const mx_sweep *s, bool *marked, mx_hash256 *ids, size_t n, bool also_pages)
-{
-    if (n > 0) {
-        qsort(ids, n, sizeof *ids, compare_id);
-    }
-    for (size_t i = 0; n > 0 && i < s->n_files; i++) {
-        const mx_swept_file *e = &s->files[i];
-        bool is_right = e->kind == MX_SWEPT_SESSION || (e->kind == MX_SWEPT_PAGE && also_pages);
-        if (is_right && e->root == s->own_root && !e->is_gone && mx_swept_is_old_enough(s, e)) {
-            marked[i] = bsearch(&e->id, ids, n, sizeof *ids, compare_id) != NULL;
-        }
-    }
-}
-
-void mx_sweep_mark_superseded(mx_sweep *s, bool *marked)
+void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked)
 {
     mx_cold_partial *partials;
     size_t n_partials, n_extended = 0;
@@ -98,20 +83,23 @@ void mx_sweep_mark_superseded(mx_sweep *s, bool *marked)
             extended[n_extended++] = partials[i].id;
         }
     }
-    /* A manifest has the name of its last page: it goes with a partial one. */
-    mark_named(s, marked, extended, n_extended, true);
+    if (extended != NULL) {
+        qsort(extended, n_extended, sizeof *extended, compare_id);
+    }
+    for (size_t i = 0; i < s->n_files; i++) {
+        const mx_swept_file *e = &s->files[i];
+        bool is_ours = e->root == s->own_root && mx_swept_is_stored(e);
+        if (!is_ours || e->kind == MX_SWEPT_STATE || !mx_swept_is_old_enough(s, e)) {
+            continue;
+        }
+        /* A manifest has the name of its last page: it goes with a partial one. */
+        marked[i] = (n_extended > 0
+                     && bsearch(&e->id, extended, n_extended, sizeof *extended, compare_id) != NULL)
+                    || (e->kind == MX_SWEPT_SESSION
+                        && mx_cold_index_manifest_is_dead(s->c->index, &e->id));
+    }
     mx_free(extended);
     mx_free(partials);
-}
-
-void mx_sweep_mark_dead_manifests(mx_sweep *s, bool *marked)
-{
-    mx_hash256 *dead;
-    size_t n_dead;
-    if (mx_cold_index_dead_manifests(s->c->index, &dead, &n_dead) == MX_OK) {
-        mark_named(s, marked, dead, n_dead, false);
-    }
-    mx_free(dead);
 }
 
 /* ---- what is too much ------------------------------------------------------------------------ */

@@ -37,7 +37,7 @@ void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_h
 {
     char xx[3], name[MX_COLD_NAME_CAP];
     mx_err err;
-    f->n_condemned++;
+    c->reader_n_condemned += f == &c->reader_folder;
     mx_cold_object_name(o, id, xx, name);
     int dir = mx_cold_open_dir(f->ops, mx_cold_objects_fd(f, o), xx, false, &err, NULL);
     bool is_gone = dir < 0;
@@ -58,29 +58,46 @@ void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_h
     }
 }
 
+/* Of a file for which a payload of so many bytes is wanted. Pages may be compressed. */
+static bool may_be_size(mx_cold_object o, uint64_t file_bytes, size_t payload_bytes)
+{
+    uint64_t whole = MX_DISK_PAYLOAD_AT + payload_bytes;
+    return file_bytes == whole
+           || (o == MX_COLD_PAGE && file_bytes > MX_DISK_PAYLOAD_AT && file_bytes < whole);
+}
+
 /* Steps 2 to 8 and 10 on an open file. */
 static mx_err load_open(const mx_cold *c, const mx_cold_folder *f, int fd, uint64_t file_bytes,
-                        const mx_cold_want *want, uint8_t *head, uint8_t *payload,
+                        const mx_cold_want *want, mx_cold_scratch *s, uint8_t *payload,
                         mx_disk_page *page, mx_errbuf *eb)
 {
     size_t payload_bytes = 0;
     bool is_state = want->object == MX_COLD_STATE;
     if (want->n_tokens != 0) {
         payload_bytes = mx_cold_object_bytes(c, want->object, want->n_tokens);
-        if (file_bytes != MX_DISK_PAYLOAD_AT + payload_bytes) {
+        if (!may_be_size(want->object, file_bytes, payload_bytes)) {
             return mx_fail(eb, MX_E_CORRUPT, "size");
         }
     }
-    struct iovec iov[2] = {{head, MX_DISK_PAYLOAD_AT}, {payload, payload_bytes}};
+    uint8_t *stored = payload;
+    size_t stored_bytes = payload_bytes;
+    if (payload != NULL && file_bytes < MX_DISK_PAYLOAD_AT + payload_bytes) {
+        if (!mx_cold_reserve_stored(c, s)) {
+            return mx_fail(eb, MX_E_NOMEM, "no memory to decompress a page");
+        }
+        stored = s->stored;
+        stored_bytes = (size_t)file_bytes - MX_DISK_PAYLOAD_AT;
+    }
+    struct iovec iov[2] = {{s->head, MX_DISK_PAYLOAD_AT}, {stored, stored_bytes}};
     MX_TRY(mx_cold_read_all(f->ops, fd, iov, payload != NULL ? 2 : 1, eb));
-    MX_TRY(is_state ? mx_disk_state_decode(page, head, MX_DISK_PAYLOAD_AT, eb)
-                    : mx_disk_page_decode(page, head, MX_DISK_PAYLOAD_AT, eb));
+    MX_TRY(is_state ? mx_disk_state_decode(page, s->head, MX_DISK_PAYLOAD_AT, eb)
+                    : mx_disk_page_decode(page, s->head, MX_DISK_PAYLOAD_AT, eb));
     if (!mx_hash256_eq(&page->own, &want->id)) {
         return mx_fail(eb, MX_E_CORRUPT, "own identity is not the file name");
     }
     payload_bytes = mx_cold_object_bytes(c, want->object, page->n_tokens);
     if (page->kv_type != mx_disk_kv_type(c->shape.type) || page->payload_bytes != payload_bytes
-        || file_bytes != MX_DISK_PAYLOAD_AT + payload_bytes) {
+        || file_bytes != MX_DISK_PAYLOAD_AT + page->stored_bytes) {
         return mx_fail(eb, MX_E_CORRUPT, "type or length is not that of the model");
     }
     if (want->root != NULL
@@ -88,11 +105,17 @@ static mx_err load_open(const mx_cold *c, const mx_cold_folder *f, int fd, uint6
             || page->first_position != want->first_position)) {
         return mx_fail(eb, MX_E_CORRUPT, "root, parent or position is not the wanted one");
     }
-    return payload == NULL ? MX_OK : mx_disk_page_verify(page, payload, payload_bytes, eb);
+    if (payload == NULL) {
+        return MX_OK;
+    }
+    MX_TRY(mx_disk_page_verify(page, stored, stored_bytes, eb));
+    return page->codec == MX_CODEC_NONE
+               ? MX_OK
+               : mx_disk_page_unpack(page, &s->codec, stored, payload, eb);
 }
 
-mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want, uint8_t *head,
-                         uint8_t *payload, mx_disk_page *page)
+mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want,
+                         mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page)
 {
     assert(payload == NULL || want->n_tokens != 0);
     mx_errbuf eb;
@@ -108,7 +131,7 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
     }
     bool is_open = fd >= 0;
     if (is_open) {
-        err = load_open(c, f, fd, bytes, want, head, payload, page, &eb);
+        err = load_open(c, f, fd, bytes, want, s, payload, page, &eb);
         close(fd);
     }
     if (err == MX_E_CORRUPT) {
@@ -120,14 +143,29 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
             mx_log(MX_LOG_INFO, "cold: left alone, written by another version: file=%s %s", name,
                    eb.text);
         }
-    } else if (err != MX_OK) {
+    } else if (err != MX_OK && err != MX_E_NOMEM) {
         if (is_open) {
             mx_cold_index_set_bad(c->index, &want->id); /* a bad sector: write it somewhere else */
         }
-        f->has_met_error = true;
+        c->reader_met_error |= f == &c->reader_folder;
         mx_cold_failed(c, MX_COLD_READING, eb.text);
     }
     return err;
+}
+
+/* A compressed file tells itself how long it is. MX_E_CORRUPT: it is not; or it cannot be read. */
+static mx_err check_packed_size(const mx_cold_folder *f, const char *path, uint64_t file_bytes)
+{
+    uint8_t header[MX_DISK_PAGE_HEADER_BYTES];
+    struct iovec iov = {header, sizeof header};
+    uint64_t n, stored = 0;
+    int fd;
+    MX_TRY(mx_cold_open_file(f->ops, f->pages_fd, path, &fd, &n, NULL));
+    mx_err err = mx_cold_read_all(f->ops, fd, &iov, 1, NULL);
+    close(fd);
+    MX_TRY(err);
+    MX_TRY(mx_disk_stored_bytes(header, &stored));
+    return stored == file_bytes - MX_DISK_PAYLOAD_AT ? MX_OK : MX_E_CORRUPT;
 }
 
 mx_err mx_cold_look_for(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,
@@ -147,12 +185,17 @@ mx_err mx_cold_look_for(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const m
         return err;
     }
     bool is_file = S_ISREG(st.st_mode);
-    if (!is_file
-        || (uint64_t)st.st_size != MX_DISK_PAYLOAD_AT + mx_cold_object_bytes(c, o, n_tokens)) {
-        mx_cold_condemn(c, f, o, id, is_file ? "size" : "not a regular file");
-        return MX_E_NOT_FOUND;
+    size_t payload_bytes = mx_cold_object_bytes(c, o, n_tokens);
+    uint64_t size = (uint64_t)st.st_size;
+    mx_err err = is_file && may_be_size(o, size, payload_bytes) ? MX_OK : MX_E_CORRUPT;
+    if (err == MX_OK && size < MX_DISK_PAYLOAD_AT + payload_bytes) {
+        err = check_packed_size(f, path, size);
     }
-    return MX_OK;
+    if (err == MX_E_CORRUPT) {
+        mx_cold_condemn(c, f, o, id, is_file ? "size" : "not a regular file");
+        err = MX_E_NOT_FOUND;
+    }
+    return err;
 }
 
 bool mx_cold_page_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint32_t n_tokens)
@@ -284,7 +327,7 @@ static mx_cold_child probe_known(mx_cold *c, const mx_cold_job *job, const mx_ha
             mx_cold_want want = {.id = unknown[i].id};
             mx_disk_page page;
             mx_err err =
-                mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, NULL, &page);
+                mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, NULL, &page);
             if (err == MX_OK
                 && (!mx_hash256_eq(&page.root, &job->root) || !mx_hash256_eq(&page.parent, parent)
                     || page.first_position != first_position)) {
@@ -451,7 +494,7 @@ static mx_err read_full(mx_cold *c, mx_cold_job *job, chain *ch, size_t i)
         return MX_E_CANCELLED;
     }
     mx_err err =
-        mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, job->payloads[i], &page);
+        mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, job->payloads[i], &page);
     mx_cold_unclaim(c, job);
     MX_TRY(err);
     return memcmp(page.tokens, tokens, sizeof page.tokens) == 0 ? MX_OK : MX_E_NOT_FOUND;
@@ -470,7 +513,7 @@ static mx_err read_tail(mx_cold *c, mx_cold_job *job, chain *ch)
                          .n_tokens = file_rows,
                          .first_position = (job->first_page + job->n_full) * MX_PAGE_TOKENS};
     mx_disk_page page;
-    MX_TRY(mx_cold_load_page(c, &c->reader_folder, &want, c->reader_head, c->reader_rows, &page));
+    MX_TRY(mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, c->reader_rows, &page));
     if (memcmp(page.tokens, job->tokens + at, rows * sizeof page.tokens[0]) != 0) {
         return MX_E_NOT_FOUND;
     }
@@ -551,13 +594,13 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
     mx_err err = mx_cold_folder_ready(&c->reader_folder, false, &eb);
     c->reader_n_used = 0;
     c->reader_state_at = 0;
-    c->reader_folder.has_met_error = false;
-    c->reader_folder.n_condemned = 0;
+    c->reader_met_error = false;
+    c->reader_n_condemned = 0;
     if (err == MX_OK) {
         err = !mx_cold_claim(c, job, SIZE_MAX) ? MX_E_CANCELLED
               : job->kind == MX_COLD_PROBE     ? run_probe(c, job)
                                                : run_read(c, job);
-        if (err == MX_OK && !c->reader_folder.has_met_error) {
+        if (err == MX_OK && !c->reader_met_error) {
             mx_cold_worked(c, MX_COLD_READING);
         }
     } else {
@@ -578,7 +621,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
         }
     }
     job->status = err;
-    job->n_condemned = c->reader_folder.n_condemned;
+    job->n_condemned = c->reader_n_condemned;
     job->elapsed_us = mx_now_us() - start;
 }
 

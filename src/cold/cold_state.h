@@ -25,8 +25,15 @@ typedef struct mx_cold_wear {
     int64_t day;                /* since 1970, UTC */
     uint64_t written, unsaved;  /* that day, by everybody as far as known; of it not in the file */
     uint64_t saved_us;
-    bool is_known;
+    bool is_known, is_logged;
 } mx_cold_wear;
+
+/* What one thread needs to read or write an object. */
+typedef struct mx_cold_scratch {
+    uint8_t *head;              /* [MX_DISK_PAYLOAD_AT] */
+    uint8_t *stored;            /* [page_bytes]: a compressed payload; NULL until there is one */
+    mx_codec codec;
+} mx_cold_scratch;
 
 typedef struct job_list {
     mx_cold_job *first, *last;
@@ -36,6 +43,7 @@ struct mx_cold {
     /* Constant after open. */
     mx_kv_shape shape;
     mx_cold_mode mode;
+    uint32_t codec;             /* of the pages that are written */
     char *dir, *model_json;
     mx_hash256 root;
     size_t queue_bytes_max, page_bytes;
@@ -58,7 +66,6 @@ struct mx_cold {
     bool is_sweep_wanted;
     uint64_t n_sweeps;          /* finished */
     uint64_t next_sweep_us;     /* a sweep for lack of room is not started before */
-    int64_t spent_day;          /* since 1970, UTC: until its end nothing is written, for the budget */
     uint64_t written_bytes, written_files; /* since the scan began */
     uint64_t n_lost;            /* write jobs that did not end MX_OK */
     uint64_t retry_at_us;       /* for writing */
@@ -77,12 +84,12 @@ struct mx_cold {
 
     mx_cold_folder writer_folder;
     mx_cold_wear wear;
-    uint8_t *writer_head;       /* [MX_DISK_PAYLOAD_AT] */
-    uint8_t *writer_rows;       /* [page_bytes]: the payload as it is stored */
+    mx_cold_scratch writer_scratch;
+    uint8_t *writer_rows;       /* [page_bytes]: the payload, compact */
 
     mx_cold_folder reader_folder;
-    uint8_t *reader_head;       /* [MX_DISK_PAYLOAD_AT] */
-    uint8_t *reader_rows;       /* [page_bytes]: a tail as stored */
+    mx_cold_scratch reader_scratch;
+    uint8_t *reader_rows;       /* [page_bytes]: a tail, compact */
     uint8_t *reader_page;       /* [page_bytes]: a partial tail, unpacked */
     mx_hash256 *reader_ids;     /* [reader_ids_cap] */
     size_t reader_ids_cap;
@@ -91,16 +98,17 @@ struct mx_cold {
     size_t reader_path_cap;
     mx_hash256 reader_state;    /* used by the last READ; */
     uint64_t reader_state_at;   /* 0 = none */
+    bool reader_met_error;      /* in this job */
+    uint32_t reader_n_condemned; /* in this job */
 
     mx_cold_folder sweeper_folder;
-    uint8_t *sweeper_head;      /* [MX_DISK_PAYLOAD_AT] */
+    mx_cold_scratch sweeper_scratch;
 };
 
 /* cold_wear.c; the writer's. */
 #define MX_COLD_WEAR_NAME "written.txt"
-/* MX_E_LIMIT: so many bytes more are not in the day's budget; from then on mx_cold_submit says so. */
+/* MX_E_LIMIT: with so many bytes more the day's budget is used up. */
 mx_err mx_cold_wear_check(mx_cold *c, uint64_t need);
-bool mx_cold_wear_is_spent_locked(const mx_cold *c); /* any thread */
 void mx_cold_wear_note(mx_cold *c, uint64_t bytes); /* after they were written */
 void mx_cold_wear_save(mx_cold *c);                 /* what is not in the file yet */
 
@@ -153,11 +161,13 @@ MX_INLINE size_t mx_cold_object_bytes(const mx_cold *c, mx_cold_object o, uint32
     return o == MX_COLD_STATE ? c->shape.state_bytes : mx_disk_payload_bytes(&c->shape, n_tokens);
 }
 
-/* Reads and checks a page or state file, steps 1 to 8, into head (scratch, MX_DISK_PAYLOAD_AT bytes) and
- * *page. With a payload (n_tokens must be known) step 10, too. MX_E_CORRUPT: it was damaged and is
- * in quarantine now; MX_E_NOT_FOUND, MX_E_UNSUPPORTED, MX_E_IO. */
-mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want, uint8_t *head,
-                         uint8_t *payload, mx_disk_page *page);
+/* Makes room for a compressed payload; false = no memory. */
+bool mx_cold_reserve_stored(const mx_cold *c, mx_cold_scratch *s);
+/* Reads and checks a page or state file, steps 1 to 8, into *page. With a payload (n_tokens must be
+ * known) step 10, too. MX_E_CORRUPT: it was damaged and is in quarantine now; MX_E_NOT_FOUND,
+ * MX_E_UNSUPPORTED, MX_E_NOMEM, MX_E_IO. */
+mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want,
+                         mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page);
 /* Is the file there with the right size? A wrong size sends it to quarantine, and then it is not.
  * MX_E_NOT_FOUND: no; anything else: the folder would not say. */
 mx_err mx_cold_look_for(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,

@@ -58,14 +58,10 @@ static void load_manifests(mx_sweep *s)
 
 /* ---- a sweep --------------------------------------------------------------------------------- */
 
+/* Of any number of rows, compressed or not: which one it has to be is seen when it is used. */
 static bool is_page_size(const mx_cold *c, uint64_t bytes)
 {
-    for (uint32_t n = 1; n <= MX_PAGE_TOKENS; n++) {
-        if (bytes == MX_DISK_PAYLOAD_AT + mx_disk_payload_bytes(&c->shape, n)) {
-            return true;
-        }
-    }
-    return false;
+    return bytes > MX_DISK_PAYLOAD_AT && bytes <= MX_DISK_PAYLOAD_AT + c->page_bytes;
 }
 
 static void index_objects(mx_sweep *s)
@@ -77,9 +73,6 @@ static void index_objects(mx_sweep *s)
         bool is_right = e->kind == MX_SWEPT_PAGE ? is_page_size(c, e->bytes)
                                              : e->kind == MX_SWEPT_STATE
                                                    && payload == c->shape.state_bytes;
-        if (e->kind == MX_SWEPT_SESSION && e->root == s->own_root) {
-            mx_cold_index_see_manifest(c->index, &e->id);
-        }
         if (is_right && e->root == s->own_root
             && mx_cold_index_add(c->index, &e->id, false) != MX_OK) {
             s->err = MX_E_NOMEM;
@@ -95,12 +88,10 @@ static void delete_superfluous(mx_sweep *s)
     }
     mx_sweep_mark_leftovers(s, marked);
     mx_sweep_delete(s, marked, "leftovers");
-    mx_sweep_mark_superseded(s, marked);
-    mx_sweep_delete(s, marked, "superseded");
     mx_sweep_load_states(s);
-    mx_sweep_mark_dead_manifests(s, marked);
+    mx_sweep_mark_superfluous(s, marked);
     mx_sweep_mark_orphans(s, marked);
-    mx_sweep_delete(s, marked, "of_no_use");
+    mx_sweep_delete(s, marked, "superseded");
     mx_sweep_mark_expired(s, marked);
     s->cause = MX_SWEPT_EXPIRED;
     mx_sweep_delete(s, marked, "unused_for_longer_than_ttl");

@@ -28,7 +28,7 @@ void mx_sweep_load_states(mx_sweep *s)
         mx_disk_page head;
         mx_cold_want want = {.object = MX_COLD_STATE, .id = e->id};
         if (e->kind == MX_SWEPT_STATE && e->root == s->own_root && !e->is_gone
-            && mx_cold_load_page(s->c, s->f, &want, s->c->sweeper_head, NULL, &head) == MX_OK) {
+            && mx_cold_load_page(s->c, s->f, &want, &s->c->sweeper_scratch, NULL, &head) == MX_OK) {
             uint64_t at = head.first_position + head.n_tokens;
             s->states[s->n_states++] =
                 (mx_swept_state){head.parent, head.first_position, at, at, i};

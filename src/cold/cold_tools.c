@@ -67,7 +67,6 @@ static bool is_new(int top)
 static mx_err open_all(opened *o, const char *dir, bool lock, mx_errbuf *eb)
 {
     *o = (opened){-1, -1, -1};
-    mx_fail(eb, MX_OK, "%s", "");
     mx_err err;
     struct stat st;
     o->top = mx_cold_open_dir(&mx_cold_real_fileops, AT_FDCWD, dir, false, &err, eb);
@@ -112,13 +111,7 @@ static mx_err each_name(int parent, const char *folder, name_fn *fn, void *arg)
         return MX_E_NOMEM;
     }
     err = MX_OK;
-    while (err == MX_OK) {
-        errno = 0;
-        const struct dirent *e = readdir(d);
-        if (e == NULL) {
-            err = errno == 0 ? MX_OK : MX_E_IO; /* the rest is not absent */
-            break;
-        }
+    for (const struct dirent *e; err == MX_OK && (e = readdir(d)) != NULL;) {
         if (e->d_name[0] != '.') {
             err = fn(arg, fd, e->d_name);
         }
@@ -150,7 +143,7 @@ static mx_err visit_model(void *arg, int v1, const char *name)
     }
     model_dir m = {.fd = mx_cold_open_dir(&mx_cold_real_fileops, v1, name, false, &err, NULL)};
     if (m.fd < 0) {
-        return err == MX_E_DENIED || err == MX_E_NOT_FOUND ? MX_OK : err; /* somebody else's */
+        return MX_OK; /* somebody else's */
     }
     snprintf(m.name, sizeof m.name, "%s", name);
     err = w->fn(w->arg, &m);
@@ -224,9 +217,6 @@ static mx_err list_one(void *arg, int dir, const char *name)
                     is_page ? &m.page_ids[i] : &m.state_ids[i - m.n_pages], path);
         if (fstatat(l->model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
             e.bytes += (uint64_t)st.st_size;
-            if (i + 1 == m.n_pages && st.st_mtim.tv_sec > e.used_s) {
-                e.used_s = st.st_mtim.tv_sec; /* a reader sets the times of pages only */
-            }
         } else {
             e.n_missing += is_page;
         }
@@ -243,15 +233,10 @@ static mx_err list_model(void *arg, const model_dir *m)
     return each_name(m->fd, "sessions", list_one, l);
 }
 
-/* What failed below the folder has no text of its own. */
-static mx_err done(opened *o, mx_err err, const char *dir, mx_errbuf *eb)
+static mx_err done(opened *o, mx_err err)
 {
     close_all(o);
-    if (err == MX_OK || err == MX_E_NOT_FOUND) {
-        return MX_OK;
-    }
-    return eb->text[0] != '\0' ? err : mx_fail(eb, err, "cannot read all of %s: %s", dir,
-                                               mx_err_name(err));
+    return err == MX_E_NOT_FOUND ? MX_OK : err;
 }
 
 mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, void *arg,
@@ -263,10 +248,12 @@ mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, v
     if (err == MX_OK) {
         err = each_model(&o, folder, list_model, &l);
     }
-    return done(&o, err, dir, eb);
+    return done(&o, err);
 }
 
 /* ---- checking -------------------------------------------------------------------------------- */
+
+enum { MAX_OBJECT_BYTES = 1 << 30 };
 
 typedef struct checking {
     const mx_hash256 *only; /* this manifest and what it names; NULL = all */
@@ -279,8 +266,9 @@ typedef struct checking {
     mx_cold_counts *out;
     const model_dir *model;
     char folder[16]; /* of the file at hand, below the model's: "pages/ab" */
-    uint8_t *bytes;  /* scratch */
-    size_t bytes_cap;
+    uint8_t *bytes, *raw; /* scratch */
+    size_t bytes_cap, raw_cap;
+    mx_codec codec;
 } checking;
 
 static int compare_hash(const void *a, const void *b)
@@ -314,24 +302,35 @@ static void judge(checking *c, int dir, const char *name, mx_err err, const mx_e
     }
 }
 
-static mx_err check_bytes(mx_cold_object o, const mx_hash256 *id, const uint8_t *bytes, size_t n,
+/* As a reader of some model would. */
+static mx_err check_bytes(checking *c, const mx_hash256 *id, const uint8_t *bytes, size_t n,
                           mx_errbuf *eb)
 {
+    mx_cold_object o = c->object;
     mx_disk_page page;
     MX_TRY(o == MX_COLD_STATE ? mx_disk_state_decode(&page, bytes, n, eb)
                               : mx_disk_page_decode(&page, bytes, n, eb));
     if (!mx_hash256_eq(&page.own, id)) {
         return mx_fail(eb, MX_E_CORRUPT, "the name is not the identity");
     }
-    if (n != MX_DISK_PAYLOAD_AT + page.payload_bytes) {
+    if (n != MX_DISK_PAYLOAD_AT + page.stored_bytes || page.payload_bytes > MAX_OBJECT_BYTES) {
         return mx_fail(eb, MX_E_CORRUPT, "size");
     }
-    return mx_disk_page_verify(&page, bytes + MX_DISK_PAYLOAD_AT, (size_t)page.payload_bytes, eb);
+    const uint8_t *stored = bytes + MX_DISK_PAYLOAD_AT;
+    MX_TRY(mx_disk_page_verify(&page, stored, n - MX_DISK_PAYLOAD_AT, eb));
+    if (page.codec == MX_CODEC_NONE) {
+        return MX_OK;
+    }
+    void *raw = c->raw;
+    if (!mx_grow(&raw, &c->raw_cap, (size_t)page.payload_bytes, 1)) {
+        return mx_fail(eb, MX_E_NOMEM, "no memory to decompress it");
+    }
+    c->raw = raw;
+    return mx_disk_page_unpack(&page, &c->codec, stored, c->raw, eb);
 }
 
 static mx_err check_object(void *arg, int dir, const char *name)
 {
-    enum { MAX_OBJECT_BYTES = 1 << 30 };
     checking *c = arg;
     mx_hash256 id;
     mx_errbuf eb = {{0}};
@@ -357,7 +356,7 @@ static mx_err check_object(void *arg, int dir, const char *name)
         err = mx_cold_read_all(&mx_cold_real_fileops, fd, &iov, 1, &eb);
     }
     if (err == MX_OK) {
-        err = check_bytes(c->object, &id, c->bytes, (size_t)n, &eb);
+        err = check_bytes(c, &id, c->bytes, (size_t)n, &eb);
     }
     if (fd >= 0) {
         close(fd);
@@ -438,11 +437,13 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx
         err = each_model(&o, NULL, check_model, &c);
     }
     mx_free(c.bytes);
-    err = done(&o, err, dir, eb);
-    if (id != NULL && err == MX_OK && out->n_files == 0) {
+    mx_free(c.raw);
+    mx_codec_free(&c.codec);
+    close_all(&o);
+    if (id != NULL && (err == MX_OK || err == MX_E_NOT_FOUND) && out->n_files == 0) {
         return mx_fail(eb, MX_E_NOT_FOUND, "there is no such entry in %s", dir);
     }
-    return err;
+    return err == MX_E_NOT_FOUND ? MX_OK : err;
 }
 
 /* ---- removing -------------------------------------------------------------------------------- */
@@ -463,7 +464,6 @@ typedef struct kept {
     const mx_hash256 *but;
     mx_hash256 *ids; /* [n] */
     size_t n, cap;
-    mx_errbuf *eb;
 } kept;
 
 static mx_err keep_objects(void *arg, int dir, const char *name)
@@ -477,12 +477,8 @@ static mx_err keep_objects(void *arg, int dir, const char *name)
         return MX_OK;
     }
     mx_err err = read_manifest(dir, name, &id, &m, &copy, &eb);
-    if (err == MX_E_CORRUPT || err == MX_E_NOT_FOUND) {
-        return MX_OK; /* it keeps nothing */
-    }
-    if (err != MX_OK) { /* what it names is not known, and must not go */
-        return mx_fail(k->eb, err, "nothing was removed, for another entry, %.16s..., cannot be "
-                       "read: %s", name, eb.text);
+    if (err != MX_OK) {
+        return err == MX_E_NOMEM ? err : MX_OK;
     }
     void *ids = k->ids;
     bool ok = mx_grow(&ids, &k->cap, k->n + m.n_pages + m.n_states, sizeof *k->ids);
@@ -496,24 +492,9 @@ static mx_err keep_objects(void *arg, int dir, const char *name)
     return ok ? MX_OK : MX_E_NOMEM;
 }
 
-/* A damaged file cannot say whose it was: whoever removes an entry gets rid of all that may hold some
- * of it. */
-static mx_err remove_any(void *arg, int dir, const char *name)
-{
-    remove_file(dir, name, arg);
-    return MX_OK;
-}
-
-static mx_err remove_damaged(const model_dir *model, mx_cold_counts *out)
-{
-    MX_TRY(each_name(model->fd, "quarantine", remove_any, out));
-    return each_name(model->fd, "trash", remove_any, out);
-}
-
 typedef struct removal {
     const mx_hash256 *id;
     mx_cold_counts *out;
-    mx_errbuf *eb;
     bool was_found;
 } removal;
 
@@ -523,6 +504,7 @@ static mx_err remove_from(void *arg, const model_dir *model)
     char name[MX_COLD_NAME_CAP], path[MX_COLD_NAME_CAP + 16];
     mx_disk_manifest m;
     uint8_t *copy = NULL;
+    mx_errbuf eb;
     struct stat st;
     mx_cold_session_name(r->id, name);
     snprintf(path, sizeof path, "sessions/%.90s", name);
@@ -530,8 +512,8 @@ static mx_err remove_from(void *arg, const model_dir *model)
         return MX_OK;
     }
     r->was_found = true;
-    kept k = {.but = r->id, .eb = r->eb};
-    mx_err err = read_manifest(model->fd, path, r->id, &m, &copy, r->eb);
+    kept k = {.but = r->id};
+    mx_err err = read_manifest(model->fd, path, r->id, &m, &copy, &eb);
     if (err != MX_OK && err != MX_E_CORRUPT) {
         return err;
     }
@@ -551,7 +533,6 @@ static mx_err remove_from(void *arg, const model_dir *model)
                 remove_file(model->fd, path, r->out);
             }
         }
-        err = remove_damaged(model, r->out);
     }
     mx_free(k.ids);
     mx_free(copy);
@@ -563,13 +544,13 @@ mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash25
 {
     opened o;
     *out = (mx_cold_counts){0};
-    removal r = {.id = id, .out = out, .eb = eb};
+    removal r = {.id = id, .out = out};
     mx_err err = open_all(&o, dir, true, eb);
     if (err == MX_OK) {
         err = each_model(&o, folder, remove_from, &r);
     }
-    err = done(&o, err, dir, eb);
-    if (err == MX_OK && !r.was_found) {
+    close_all(&o);
+    if ((err == MX_OK && !r.was_found) || err == MX_E_NOT_FOUND) {
         return mx_fail(eb, MX_E_NOT_FOUND, "there is no such entry in %s", dir);
     }
     return err;
@@ -607,13 +588,12 @@ static mx_err begin_sweep(tool_sweep *t, const char *dir, const char *only_root,
                                   mx_err_name(err));
 }
 
-static mx_err end_sweep(tool_sweep *t, mx_err err, mx_cold_counts *out, const char *dir,
-                        mx_errbuf *eb)
+static mx_err end_sweep(tool_sweep *t, mx_err err, mx_cold_counts *out)
 {
     *out = (mx_cold_counts){.n_files = t->s.deleted_files, .n_bytes = t->s.deleted_bytes};
     mx_sweep_free(&t->s);
     mx_free(t->marked);
-    return done(&t->o, err, dir, eb);
+    return done(&t->o, err);
 }
 
 mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
@@ -630,7 +610,7 @@ mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_c
         mx_sweep_mark_over_budget(&t.s, t.marked, max_bytes);
         mx_sweep_delete(&t.s, t.marked, "over_limit");
     }
-    return end_sweep(&t, err, out, dir, eb);
+    return end_sweep(&t, err, out);
 }
 
 mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out,
@@ -645,5 +625,5 @@ mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts
         }
         mx_sweep_delete(&t.s, t.marked, "asked_for");
     }
-    return end_sweep(&t, err, out, dir, eb);
+    return end_sweep(&t, err, out);
 }

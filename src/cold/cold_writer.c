@@ -36,7 +36,7 @@ static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
                    "written until older ones may be deleted (--ssd-session-cache-max-size)",
                    c->dir, (unsigned long long)used, (unsigned long long)limit);
         }
-        return MX_E_FULL;
+        return MX_E_LIMIT;
     }
     struct statvfs vfs;
     if (f->ops->statvfs(f->root_fd, &vfs) != 0) {
@@ -131,12 +131,16 @@ static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const ch
     return MX_OK;
 }
 
+/* *n_stored: how many bytes the payload has in the file. */
 static mx_err write_payload(mx_cold *c, const mx_cold_job *job, const uint8_t *payload,
-                            size_t bytes, int dir, const char *name, mx_errbuf *eb)
+                            size_t bytes, int dir, const char *name, size_t *n_stored,
+                            mx_errbuf *eb)
 {
     mx_cold_folder *f = &c->writer_folder;
+    mx_cold_scratch *s = &c->writer_scratch;
     uint32_t n = (uint32_t)job->n_tokens;
-    mx_disk_page page = {.is_state = object_of(job) == MX_COLD_STATE,
+    bool is_state = object_of(job) == MX_COLD_STATE;
+    mx_disk_page page = {.is_state = is_state,
                          .root = job->root,
                          .own = job->page_id,
                          .parent = job->parent_id,
@@ -145,10 +149,28 @@ static mx_err write_payload(mx_cold *c, const mx_cold_job *job, const uint8_t *p
                          .kv_type = mx_disk_kv_type(c->shape.type),
                          .payload_bytes = bytes,
                          .payload_sum = mx_xxh3_128(payload, bytes)};
+    const uint8_t *stored = payload;
+    size_t packed = 0;
+    if (c->codec != MX_CODEC_NONE && !is_state) {
+        if (!mx_cold_reserve_stored(c, s)) {
+            return MX_E_NOMEM;
+        }
+        MX_TRY(mx_codec_encode(&s->codec, c->codec, payload, bytes, s->stored, &packed));
+    }
+    if (packed > 0) {
+        stored = s->stored;
+        page.codec = c->codec;
+        page.stored_bytes = packed;
+        page.stored_sum = mx_xxh3_128(stored, packed);
+    } else {
+        page.stored_bytes = bytes;
+        page.stored_sum = page.payload_sum;
+    }
+    *n_stored = (size_t)page.stored_bytes;
     memcpy(page.tokens, job->tokens, n * sizeof page.tokens[0]);
-    mx_disk_page_encode(&page, c->writer_head);
-    struct iovec iov[2] = {{c->writer_head, MX_DISK_PAYLOAD_AT},
-                           {(void *)(uintptr_t)payload, bytes}};
+    mx_disk_page_encode(&page, s->head);
+    struct iovec iov[2] = {{s->head, MX_DISK_PAYLOAD_AT},
+                           {(void *)(uintptr_t)stored, (size_t)page.stored_bytes}};
     return mx_cold_write_file(f, dir, name, iov, 2, eb);
 }
 
@@ -164,9 +186,10 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
         return MX_E_CANCELLED;
     }
     mx_err err;
+    size_t n_stored = 0;
     if (is_state) {
         /* As large as it is, it is not copied; it holds nothing but itself. */
-        err = write_payload(c, job, job->payload, bytes, dir, name, eb);
+        err = write_payload(c, job, job->payload, bytes, dir, name, &n_stored, eb);
         mx_cold_unclaim(c, job);
     } else {
         /* A copy, for a page of RAM must not depend on how long the disk takes (and it holds its
@@ -177,17 +200,17 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
             memcpy(c->writer_rows, job->payload, bytes);
         }
         mx_cold_unclaim(c, job);
-        err = write_payload(c, job, c->writer_rows, bytes, dir, name, eb);
+        err = write_payload(c, job, c->writer_rows, bytes, dir, name, &n_stored, eb);
     }
     MX_TRY(err);
     mx_cold_index_set_good(c->index, &job->page_id);
-    mx_cold_account(c, 1, (int64_t)(bytes + MX_DISK_PAYLOAD_AT));
+    mx_cold_account(c, 1, (int64_t)(n_stored + MX_DISK_PAYLOAD_AT));
     pthread_mutex_lock(&c->lock);
     c->stats.pages_written += !is_state;
     c->stats.states_written += is_state;
-    c->stats.bytes_written += bytes + MX_DISK_PAYLOAD_AT;
+    c->stats.bytes_written += n_stored + MX_DISK_PAYLOAD_AT;
     pthread_mutex_unlock(&c->lock);
-    mx_cold_wear_note(c, bytes + MX_DISK_PAYLOAD_AT);
+    mx_cold_wear_note(c, n_stored + MX_DISK_PAYLOAD_AT);
     return MX_OK;
 }
 
@@ -288,6 +311,9 @@ mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m)
         uint32_t n = is_last ? (uint32_t)(m->n_tokens - (uint64_t)i * MX_PAGE_TOKENS)
                              : MX_PAGE_TOKENS;
         MX_TRY(mx_cold_index_link(c->index, &m->page_ids[i], parent, n, NULL));
+        if (!is_last) {
+            mx_cold_index_mark_inner(c->index, &m->page_ids[i]);
+        }
         parent = &m->page_ids[i];
     }
     mx_cold_index_mark_manifest(c->index, parent);
@@ -515,10 +541,11 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
             err = err == MX_E_NOT_FOUND ? MX_E_IO : err; /* not found means pages, to the caller */
         }
     }
-    if (err == MX_E_LIMIT || (err == MX_E_FULL && eb.text[0] == '\0')) {
+    if (err == MX_E_LIMIT) {
         pthread_mutex_lock(&c->lock);
         c->stats.dropped_full++;
         pthread_mutex_unlock(&c->lock);
+        err = MX_E_FULL;
     }
     job->status = err;
     job->elapsed_us = mx_now_us() - start;

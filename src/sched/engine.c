@@ -393,6 +393,7 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
     describe_model(e, shape, &json);
     mx_cold_config cold = {
         .mode = e->cfg.cold_mode,
+        .compress = e->cfg.cold_compress,
         .dir = e->cfg.cold_dir,
         .max_bytes = e->cfg.cold_max_bytes,
         .write_budget = e->cfg.cold_write_budget,

@@ -151,8 +151,12 @@ static void test_growing_conversation_writes_each_page_once(void **arg)
     mx_cold_get_stats(c, &st);
     size_t n_full = 20 * 150 / 64;
     assert_int_equal(st.pages_written, n_full + n_partial);
-    assert_int_equal(st.bytes_written,
-                     n_full * (MX_DISK_PAYLOAD_AT + TINY_BYTES) + partial_bytes);
+    size_t plain = n_full * (MX_DISK_PAYLOAD_AT + TINY_BYTES) + partial_bytes;
+    if (HELP_COMPRESS == MX_COLD_COMPRESS_OFF) {
+        assert_int_equal(st.bytes_written, plain);
+    } else {
+        assert_true(st.bytes_written < plain - n_full * TINY_BYTES / 4);
+    }
     mx_cold_close(c);
 }
 

@@ -51,6 +51,8 @@ static mx_disk_page example(const uint8_t payload[192])
                       .kv_type = MX_DISK_TYPE_F16,
                       .payload_bytes = 192,
                       .payload_sum = mx_xxh3_128(payload, 192),
+                      .stored_bytes = 192,
+                      .stored_sum = mx_xxh3_128(payload, 192),
                       .tokens = {100, 103, -1}};
     p.own = mx_page_identity(&p.root, &p.parent, p.tokens, 3);
     return p;
@@ -152,6 +154,67 @@ static void test_state_bytes(void **arg)
     mx_disk_page_encode(&p, got);
     assert_int_equal(mx_disk_state_decode(&back, got, sizeof got, &eb), MX_E_CORRUPT);
     assert_string_equal(eb.text, "identity");
+}
+
+/* The same page compressed: only codec, stored length and stored checksum differ. */
+static void test_packed_page(void **arg)
+{
+    (void)arg;
+    uint8_t payload[192] = {0}, back[192], stored[192], plain[4096], got[4096];
+    mx_codec codec = {0};
+    mx_errbuf eb;
+    size_t n;
+    for (size_t i = 0; i < sizeof payload; i += 2) {
+        payload[i] = (uint8_t)i;
+    }
+    mx_disk_page p = example(payload), q;
+    mx_disk_page_encode(&p, plain);
+    assert_int_equal(mx_disk_codec(MX_CODEC_ZSTD, MX_KV_F16), 0x202);
+    p.codec = 0x202;
+    assert_int_equal(mx_codec_encode(&codec, p.codec, payload, 192, stored, &n), MX_OK);
+    assert_true(n > 0 && n < 192);
+    p.stored_bytes = n;
+    p.stored_sum = mx_xxh3_128(stored, n);
+    mx_disk_page_encode(&p, got);
+    plain[168] = 2;
+    plain[169] = 2;
+    plain[176] = (uint8_t)n;
+    put_sum(plain + 192, stored, n);
+    put_sum(plain + 496, plain, 496);
+    assert_memory_equal(got, plain, sizeof got);
+    assert_int_equal(mx_disk_page_decode(&q, got, sizeof got, &eb), MX_OK);
+    assert_memory_equal(&q, &p, sizeof q);
+    uint64_t length;
+    assert_int_equal(mx_disk_stored_bytes(got, &length), MX_OK);
+    assert_int_equal(length, n);
+    assert_int_equal(mx_disk_page_verify(&q, stored, n, &eb), MX_OK);
+    assert_int_equal(mx_disk_page_unpack(&q, &codec, stored, back, &eb), MX_OK);
+    assert_memory_equal(back, payload, sizeof back);
+    /* Bytes that decompress to something else than was said. */
+    q.payload_sum.b[3] ^= 1;
+    assert_int_equal(mx_disk_page_unpack(&q, &codec, stored, back, &eb), MX_E_CORRUPT);
+    assert_string_equal(eb.text, "raw checksum");
+    /* Not shorter than it is. */
+    p.stored_bytes = 192;
+    mx_disk_page_encode(&p, got);
+    assert_int_equal(mx_disk_page_decode(&q, got, sizeof got, &eb), MX_E_CORRUPT);
+    assert_string_equal(eb.text, "stored and raw differ");
+    /* A method, a number of planes that nobody knows; a state is never compressed. */
+    p.stored_bytes = n;
+    static const uint32_t unknown[] = {0x203, 0x302, 0x10202};
+    for (size_t i = 0; i < MX_COUNT(unknown); i++) {
+        p.codec = unknown[i];
+        mx_disk_page_encode(&p, got);
+        assert_int_equal(mx_disk_page_decode(&q, got, sizeof got, &eb), MX_E_UNSUPPORTED);
+        assert_string_equal(eb.text, "codec");
+    }
+    p.codec = 0x202;
+    p.is_state = true;
+    mx_disk_page_encode(&p, got);
+    assert_int_equal(mx_disk_state_decode(&q, got, sizeof got, &eb), MX_E_UNSUPPORTED);
+    got[100] ^= 1;
+    assert_int_equal(mx_disk_stored_bytes(got, &length), MX_E_CORRUPT);
+    mx_codec_free(&codec);
 }
 
 /* One example of each error of section 7, in the order of the checks. */
@@ -343,7 +406,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_page_bytes),      cmocka_unit_test(test_page_errors),
-        cmocka_unit_test(test_state_bytes),
+        cmocka_unit_test(test_state_bytes),     cmocka_unit_test(test_packed_page),
         cmocka_unit_test(test_manifest_bytes),  cmocka_unit_test(test_manifest_errors),
         cmocka_unit_test(test_sizes_differ),
     };

@@ -9,6 +9,26 @@
 
 #include "cold/cold_format.h"
 
+/* Whatever is stored decompresses into room of the length that is said, and nothing else. */
+static void unpack(const mx_disk_page *page, const uint8_t *stored)
+{
+    enum { MAX_RAW = 1 << 20 };
+    mx_codec codec = {0};
+    mx_errbuf eb;
+    uint8_t *raw = malloc(page->payload_bytes <= MAX_RAW ? (size_t)page->payload_bytes : 1);
+    if (raw == NULL) {
+        abort();
+    }
+    if (page->payload_bytes <= MAX_RAW) {
+        mx_err err = mx_disk_page_unpack(page, &codec, stored, raw, &eb);
+        if (err != MX_OK && err != MX_E_CORRUPT) {
+            abort();
+        }
+    }
+    free(raw);
+    mx_codec_free(&codec);
+}
+
 static void check(const uint8_t *data, size_t size)
 {
     mx_disk_page page;
@@ -30,8 +50,11 @@ static void check(const uint8_t *data, size_t size)
     }
     mx_err verified = mx_disk_page_verify(&page, data + MX_DISK_PAYLOAD_AT,
                                           size - MX_DISK_PAYLOAD_AT, &eb);
-    if (verified == MX_OK && page.payload_bytes != size - MX_DISK_PAYLOAD_AT) {
+    if (verified == MX_OK && page.stored_bytes != size - MX_DISK_PAYLOAD_AT) {
         abort();
+    }
+    if (verified == MX_OK && page.codec != MX_CODEC_NONE) {
+        unpack(&page, data + MX_DISK_PAYLOAD_AT);
     }
 }
 
@@ -58,6 +81,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             memcpy(tokens, copy + 512, 4 * (size_t)n);
             mx_hash256 own = mx_page_identity(&root, &parent, tokens, n);
             memcpy(copy + 64, own.b, 32);
+            size_t stored = size - MX_DISK_PAYLOAD_AT; /* and length and sum of what is there */
+            sum = mx_xxh3_128(copy + MX_DISK_PAYLOAD_AT, stored);
+            memcpy(copy + 192, sum.b, 16);
+            mx_put_le64(copy + 176, stored);
+            if (mx_get_le32(copy + 168) == MX_CODEC_NONE) {
+                memcpy(copy + 208, sum.b, 16);
+                mx_put_le64(copy + 184, stored);
+            }
             sum = mx_xxh3_128(copy, 496);
             memcpy(copy + 496, sum.b, 16);
             check(copy, size);
