@@ -69,9 +69,9 @@ static double time_matmul(const mx_kern *k, mx_qtype type, uint32_t n_out, uint3
     void *panels = need(*bytes);
     mx_wmat w;
     mx_wmat_repack(&w, type, n_out, n_cols, file, panels);
-    void *act = need(mx_act_bytes_as(act_type, rows, n_cols));
+    void *act = need(mx_act_bytes(act_type, rows, n_cols));
     mx_act a;
-    mx_act_bind_as(&a, act_type, rows, n_cols, act);
+    mx_act_bind(&a, act_type, rows, n_cols, act);
     float *x = need((size_t)rows * n_cols * sizeof *x);
     float *y = need((size_t)rows * n_out * sizeof *y);
     void *scratch = need(mx_kern_matmul_scratch(&w));
@@ -162,7 +162,7 @@ static void bench_vectors(const mx_kern *k)
     fill(x, N);
     fill(y, N);
     mx_act a;
-    mx_act_bind_as(&a, act_type, 1, N, need(mx_act_bytes_as(act_type, 1, N)));
+    mx_act_bind(&a, act_type, 1, N, need(mx_act_bytes(act_type, 1, N)));
     double best[3] = {1e9, 1e9, 1e9};
     bool ok = true;
     for (int i = 0; i < REPETITIONS; i++) {

@@ -197,6 +197,7 @@ static int inspect_model(const char *path)
             .max_batch_rows = DEFAULT_ROWS,
             .max_logit_rows = DEFAULT_LOGIT_ROWS,
             .cpu_level = mx_cpu_best(),
+            .n_workers = mx_machine_cores(),
         };
         mx_model *m;
         e = mx_model_load(&m, &opt, NULL, &eb);

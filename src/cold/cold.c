@@ -53,10 +53,14 @@ static mx_cold_job *list_pop(job_list *l)
     return job;
 }
 
+static bool is_object(const mx_cold_job *job)
+{
+    return job->kind == MX_COLD_WRITE_PAGE || job->kind == MX_COLD_WRITE_STATE;
+}
+
 static bool is_write(const mx_cold_job *job)
 {
-    return job->kind == MX_COLD_WRITE_PAGE || job->kind == MX_COLD_WRITE_STATE
-           || job->kind == MX_COLD_WRITE_SESSION || job->kind == MX_COLD_CONDEMN;
+    return is_object(job) || job->kind == MX_COLD_WRITE_SESSION || job->kind == MX_COLD_CONDEMN;
 }
 
 /* What a queued job keeps from being freed. */
@@ -78,6 +82,7 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
         mx_cold_index_set_bad(c->index, i < job->n_pages ? &job->page_ids[i]
                                                          : &job->state_ids[i - job->n_pages]);
     }
+    bool is_there = is_object(job) && mx_cold_index_has(c->index, &job->page_id);
     pthread_mutex_lock(&c->lock);
     if (atomic_load(&c->is_stopping)) {
         pthread_mutex_unlock(&c->lock);
@@ -91,9 +96,14 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
     } else {
         size_t bytes = held_bytes(c, job);
         uint64_t held = c->stats.queued_bytes;
+        bool costs = is_object(job) && !is_there;
         /* A job larger than the whole queue is let in alone: otherwise it never could be. */
-        if (held > 0 && !is_condemning
-            && (bytes > c->queue_bytes_max || held > c->queue_bytes_max - bytes))
+        if (costs && mx_cold_wear_is_spent_locked(c)) {
+            c->stats.dropped_full++;
+            c->stats.dropped_budget++;
+            err = MX_E_LIMIT;
+        } else if (held > 0 && !is_condemning
+                   && (bytes > c->queue_bytes_max || held > c->queue_bytes_max - bytes))
         {
             c->stats.dropped_full++;
             err = MX_E_FULL;
@@ -157,6 +167,13 @@ uint64_t mx_cold_stalled_us(mx_cold *c)
     return us;
 }
 
+/* The day's budget did not let it in, or the pages that it names. That is not a failure. */
+static bool is_denied_locked(const mx_cold *c, const mx_cold_job *job)
+{
+    return job->status == MX_E_LIMIT
+           || (job->status == MX_E_NOT_FOUND && mx_cold_wear_is_spent_locked(c));
+}
+
 /* True: the caller may be told. After stop it may be gone: a thread that came back from a folder
  * that hung must not call it. */
 static bool finish_locked(mx_cold *c, mx_cold_job *job)
@@ -165,7 +182,8 @@ static bool finish_locked(mx_cold *c, mx_cold_job *job)
         c->stats.queued_jobs--;
         c->stats.queued_bytes -= held_bytes(c, job);
         c->n_lost += job->status != MX_OK;
-        c->stats.write_failures += job->status != MX_OK && job->status != MX_E_CANCELLED;
+        c->stats.write_failures += job->status != MX_OK && job->status != MX_E_CANCELLED
+                                   && !is_denied_locked(c, job);
     }
     list_push(&c->done, job);
     pthread_cond_broadcast(&c->idle_cond);

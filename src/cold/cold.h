@@ -153,8 +153,8 @@ struct mx_cold_job {
      * abandoned), the rest until polled back; rows from n_tokens on may be written meanwhile.
      * `tokens`/n_tokens = the page's own tokens; `parent_id`, `first_page` (the page's own index)
      * and `root` its place; page_id its identity.
-     * Status: MX_OK = durable. MX_E_FULL = over the folder's limit or no space, MX_E_DENIED,
-     * MX_E_IO = the folder fails (see the stats), MX_E_INVALID = page_id is not the identity of
+     * Status: MX_OK = durable. MX_E_FULL = over the folder's limit or no space, MX_E_LIMIT = the
+     * day's budget does not allow it, MX_E_DENIED, MX_E_IO = the folder fails (see the stats), MX_E_INVALID = page_id is not the identity of
      * what was given, MX_E_NOMEM. Whatever it is, the caller just goes on. */
     const uint8_t *payload;
     mx_hash256 page_id;
@@ -198,7 +198,8 @@ struct mx_cold_job {
 };
 
 /* Hands a job over. MX_E_FULL: the write queue has no room (nothing queued; the caller may retry
- * later or drop it). MX_E_UNSUPPORTED: the mode does not do that (reading in write-only). */
+ * later or drop it). MX_E_LIMIT: the day's write budget is used up, and this page or state is not known
+ * to be there. MX_E_UNSUPPORTED: the mode does not do that (reading in write-only). */
 mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job);
 
 /* The next finished job of any kind, or NULL. Never blocks. */

@@ -2,16 +2,13 @@
  *
  * What goes because time has passed: files that nobody uses, folders of models that nobody runs.
  *
- * A file's modification time is its last use (docs/file-format.md, section 6). Only pages and states are
- * given a new one by a reader, so a manifest is as young as the page that it is named after: without
- * it, after a restart, nobody would know what that page continues.
+ * A file's modification time is its last use (docs/file-format.md, section 6).
  */
 #include "cold/cold_sweep.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -23,37 +20,13 @@ static bool is_unused(const mx_sweep *s, const mx_swept_file *e)
     return age >= s->ttl_s && age >= s->delete_age_s;
 }
 
-static int compare_ids(const void *a, const void *b)
-{
-    return memcmp(a, b, sizeof(mx_hash256));
-}
-
 void mx_sweep_mark_expired(const mx_sweep *s, bool *marked)
 {
-    mx_hash256 *used = s->ttl_s > 0 ? mx_alloc((s->n_files + 1) * sizeof *used) : NULL;
-    if (used == NULL) {
-        return; /* no time to live, or no memory: the next sweep */
-    }
-    size_t n_used = 0;
-    for (size_t i = 0; i < s->n_files; i++) {
+    for (size_t i = 0; s->ttl_s > 0 && i < s->n_files; i++) {
         const mx_swept_file *e = &s->files[i];
-        if (e->kind == MX_SWEPT_PAGE && !e->is_gone && !is_unused(s, e)) {
-            used[n_used++] = e->id;
-        }
+        bool is_aging = mx_swept_is_stored(e) || e->kind == MX_SWEPT_QUARANTINE;
+        marked[i] = is_aging && !e->is_gone && is_unused(s, e);
     }
-    if (n_used > 0) {
-        qsort(used, n_used, sizeof *used, compare_ids);
-    }
-    for (size_t i = 0; i < s->n_files; i++) {
-        const mx_swept_file *e = &s->files[i];
-        bool is_object = e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE;
-        if (e->is_gone || !(is_object || e->kind == MX_SWEPT_SESSION) || !is_unused(s, e)) {
-            continue;
-        }
-        marked[i] = is_object || n_used == 0
-                    || bsearch(&e->id, used, n_used, sizeof *used, compare_ids) == NULL;
-    }
-    mx_free(used);
 }
 
 /* ---- folders ---------------------------------------------------------------------------------- */

@@ -30,6 +30,8 @@ typedef struct mx_cold_folder {
     uint64_t temp_start, temp_counter;
     /* The last folder fsync after a rename failed: the name is there, its durability unknown. */
     bool is_renamed_unsynced;
+    bool has_met_error;  /* and how many damaged files: since the thread set them to 0 */
+    uint32_t n_condemned;
 } mx_cold_folder;
 
 enum { MX_COLD_NAME_CAP = 96 };

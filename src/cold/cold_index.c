@@ -23,13 +23,14 @@ struct node {
     node *children;      /* newest first */
     int32_t *tokens;     /* [n_tokens] or NULL */
     uint32_t n_tokens;   /* 0 = not known */
-    uint32_t seen;       /* the scan in which it was last seen */
+    uint32_t seen;       /* the scan in which it was last seen, */
+    uint32_t manifest_seen; /* and its manifest */
     uint64_t touched_us; /* when is_durable */
     bool is_there, is_synced, is_tainted, is_bad;
     bool has_manifest;   /* that is named by this page; */
     bool is_durable;     /* this process has synced it */
     uint8_t kind;        /* when is_durable */
-    bool is_inner;       /* inside the chain of some manifest, not at its end */
+    bool is_inner;       /* inside the chain of some manifest, not at its end: find_inner_locked */
 };
 
 struct mx_cold_index {
@@ -267,11 +268,22 @@ bool mx_cold_index_mark_manifest(mx_cold_index *ix, const mx_hash256 *last_page)
     pthread_mutex_lock(&ix->lock);
     node *n = find_or_add_locked(ix, last_page);
     bool is_new = n != NULL && !n->has_manifest;
-    if (is_new) {
+    if (n != NULL) {
         n->has_manifest = true;
+        n->manifest_seen = ix->scan;
     }
     pthread_mutex_unlock(&ix->lock);
     return is_new;
+}
+
+void mx_cold_index_see_manifest(mx_cold_index *ix, const mx_hash256 *last_page)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_locked(ix, last_page);
+    if (n != NULL) {
+        n->manifest_seen = ix->scan;
+    }
+    pthread_mutex_unlock(&ix->lock);
 }
 
 void mx_cold_index_unmark_manifest(mx_cold_index *ix, const mx_hash256 *last_page)
@@ -308,33 +320,60 @@ bool mx_cold_index_is_durable(mx_cold_index *ix, const mx_hash256 *last_page, ui
     return is_durable;
 }
 
-void mx_cold_index_mark_inner(mx_cold_index *ix, const mx_hash256 *id)
+/* Only the manifests that are there now make a page an inner one. The walk up a chain ends where
+ * another one has been, so all of them together visit each page once, and a cycle, which only a
+ * forged manifest could make, ends, too. */
+static void find_inner_locked(mx_cold_index *ix)
 {
-    pthread_mutex_lock(&ix->lock);
-    node *n = find_locked(ix, id);
-    if (n != NULL) {
-        n->is_inner = true;
+    for (size_t i = 0; i < ix->n_buckets; i++) {
+        for (node *n = ix->buckets[i]; n != NULL; n = n->next) {
+            n->is_inner = false;
+        }
     }
-    pthread_mutex_unlock(&ix->lock);
+    for (size_t i = 0; i < ix->n_buckets; i++) {
+        for (const node *n = ix->buckets[i]; n != NULL; n = n->next) {
+            for (node *up = n->has_manifest ? n->parent : NULL; up != NULL && !up->is_inner;
+                 up = up->parent) {
+                up->is_inner = true;
+            }
+        }
+    }
 }
 
-bool mx_cold_index_manifest_is_dead(mx_cold_index *ix, const mx_hash256 *last_page)
+/* The node above the first page is the root, which has no parent. Nothing is known about the chain
+ * of a manifest of another version. */
+static bool has_first_page(const mx_cold_index *ix, const node *n)
 {
+    size_t steps = 0;
+    bool is_known = n->parent != NULL;
+    while (is_known && n->parent->parent != NULL && steps++ < ix->n_nodes) {
+        n = n->parent;
+    }
+    return !is_known || n->is_there;
+}
+
+mx_err mx_cold_index_dead_manifests(mx_cold_index *ix, mx_hash256 **out, size_t *n_out)
+{
+    size_t cap = 0;
+    mx_err err = MX_OK;
+    *out = NULL;
+    *n_out = 0;
     pthread_mutex_lock(&ix->lock);
-    const node *n = find_locked(ix, last_page);
-    bool is_dead = false;
-    if (n != NULL && n->has_manifest) {
-        is_dead = n->is_inner;
-        /* The node above the first page is the root, which has no parent. A chain cannot be longer
-         * than there are nodes: a cycle, which only a forged manifest could make, ends the walk. */
-        size_t steps = 0;
-        while (n->parent != NULL && n->parent->parent != NULL && steps++ < ix->n_nodes) {
-            n = n->parent;
+    find_inner_locked(ix);
+    for (size_t i = 0; i < ix->n_buckets && err == MX_OK; i++) {
+        for (const node *n = ix->buckets[i]; n != NULL; n = n->next) {
+            if (!n->has_manifest || (!n->is_inner && has_first_page(ix, n))) {
+                continue;
+            }
+            if (!mx_grow((void **)out, &cap, *n_out + 1, sizeof **out)) {
+                err = MX_E_NOMEM;
+                break;
+            }
+            (*out)[(*n_out)++] = n->id;
         }
-        is_dead |= !n->is_there;
     }
     pthread_mutex_unlock(&ix->lock);
-    return is_dead;
+    return err;
 }
 
 static void copy_next(const node *c, mx_cold_child *out)
@@ -439,6 +478,9 @@ void mx_cold_index_scan_end(mx_cold_index *ix)
             if (n->is_there && n->seen != ix->scan) {
                 n->is_there = n->is_synced = false;
                 ix->n_there--;
+            }
+            if (n->manifest_seen != ix->scan) {
+                n->has_manifest = n->is_durable = false;
             }
         }
     }

@@ -50,10 +50,9 @@ void mx_cold_index_set_durable(mx_cold_index *ix, const mx_hash256 *last_page, u
 /* False: not, or it was removed. A manifest of a turn stands for that of a prompt. */
 bool mx_cold_index_is_durable(mx_cold_index *ix, const mx_hash256 *last_page, uint32_t kind,
                               uint64_t *touched_us);
-/* The page is inside the chain of some manifest. */
-void mx_cold_index_mark_inner(mx_cold_index *ix, const mx_hash256 *id);
-/* A manifest that helps nobody: inside the chain of another, or its first page is gone. */
-bool mx_cold_index_manifest_is_dead(mx_cold_index *ix, const mx_hash256 *last_page);
+/* Those that help nobody, by the identity in their name: inside the chain of another, or the first page
+ * is gone. *out is the caller's to mx_free. */
+mx_err mx_cold_index_dead_manifests(mx_cold_index *ix, mx_hash256 **out, size_t *n);
 
 /* The page that it is known to continue (the root for a first page). False: not known. */
 bool mx_cold_index_parent(mx_cold_index *ix, const mx_hash256 *id, mx_hash256 *parent);
@@ -82,8 +81,9 @@ typedef struct mx_cold_partial {
 } mx_cold_partial;
 mx_err mx_cold_index_partials(mx_cold_index *ix, mx_cold_partial **out, size_t *n);
 
-/* A scan of the folder: begin, add everything that is seen, end: what was neither seen nor written
- * since begin is removed. */
+/* A scan of the folder: begin, add (or see) everything that is seen, end: what was neither seen nor
+ * written since begin is removed. */
+void mx_cold_index_see_manifest(mx_cold_index *ix, const mx_hash256 *last_page);
 void mx_cold_index_scan_begin(mx_cold_index *ix);
 void mx_cold_index_scan_end(mx_cold_index *ix);
 

@@ -72,7 +72,22 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
     return false;
 }
 
-void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked)
+/* Marks the files of our root that have one of these names and may go. */
+static void mark_named(const mx_sweep *s, bool *marked, mx_hash256 *ids, size_t n, bool also_pages)
+{
+    if (n > 0) {
+        qsort(ids, n, sizeof *ids, compare_id);
+    }
+    for (size_t i = 0; n > 0 && i < s->n_files; i++) {
+        const mx_swept_file *e = &s->files[i];
+        bool is_right = e->kind == MX_SWEPT_SESSION || (e->kind == MX_SWEPT_PAGE && also_pages);
+        if (is_right && e->root == s->own_root && !e->is_gone && mx_swept_is_old_enough(s, e)) {
+            marked[i] = bsearch(&e->id, ids, n, sizeof *ids, compare_id) != NULL;
+        }
+    }
+}
+
+void mx_sweep_mark_superseded(mx_sweep *s, bool *marked)
 {
     mx_cold_partial *partials;
     size_t n_partials, n_extended = 0;
@@ -83,23 +98,20 @@ void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked)
             extended[n_extended++] = partials[i].id;
         }
     }
-    if (extended != NULL) {
-        qsort(extended, n_extended, sizeof *extended, compare_id);
-    }
-    for (size_t i = 0; i < s->n_files; i++) {
-        const mx_swept_file *e = &s->files[i];
-        bool is_ours = e->root == s->own_root && mx_swept_is_stored(e);
-        if (!is_ours || e->kind == MX_SWEPT_STATE || !mx_swept_is_old_enough(s, e)) {
-            continue;
-        }
-        /* A manifest has the name of its last page: it goes with a partial one. */
-        marked[i] = (n_extended > 0
-                     && bsearch(&e->id, extended, n_extended, sizeof *extended, compare_id) != NULL)
-                    || (e->kind == MX_SWEPT_SESSION
-                        && mx_cold_index_manifest_is_dead(s->c->index, &e->id));
-    }
+    /* A manifest has the name of its last page: it goes with a partial one. */
+    mark_named(s, marked, extended, n_extended, true);
     mx_free(extended);
     mx_free(partials);
+}
+
+void mx_sweep_mark_dead_manifests(mx_sweep *s, bool *marked)
+{
+    mx_hash256 *dead;
+    size_t n_dead;
+    if (mx_cold_index_dead_manifests(s->c->index, &dead, &n_dead) == MX_OK) {
+        mark_named(s, marked, dead, n_dead, false);
+    }
+    mx_free(dead);
 }
 
 /* ---- what is too much ------------------------------------------------------------------------ */

@@ -37,7 +37,7 @@ void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_h
 {
     char xx[3], name[MX_COLD_NAME_CAP];
     mx_err err;
-    c->reader_n_condemned += f == &c->reader_folder;
+    f->n_condemned++;
     mx_cold_object_name(o, id, xx, name);
     int dir = mx_cold_open_dir(f->ops, mx_cold_objects_fd(f, o), xx, false, &err, NULL);
     bool is_gone = dir < 0;
@@ -147,7 +147,7 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
         if (is_open) {
             mx_cold_index_set_bad(c->index, &want->id); /* a bad sector: write it somewhere else */
         }
-        c->reader_met_error |= f == &c->reader_folder;
+        f->has_met_error = true;
         mx_cold_failed(c, MX_COLD_READING, eb.text);
     }
     return err;
@@ -594,13 +594,13 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
     mx_err err = mx_cold_folder_ready(&c->reader_folder, false, &eb);
     c->reader_n_used = 0;
     c->reader_state_at = 0;
-    c->reader_met_error = false;
-    c->reader_n_condemned = 0;
+    c->reader_folder.has_met_error = false;
+    c->reader_folder.n_condemned = 0;
     if (err == MX_OK) {
         err = !mx_cold_claim(c, job, SIZE_MAX) ? MX_E_CANCELLED
               : job->kind == MX_COLD_PROBE     ? run_probe(c, job)
                                                : run_read(c, job);
-        if (err == MX_OK && !c->reader_met_error) {
+        if (err == MX_OK && !c->reader_folder.has_met_error) {
             mx_cold_worked(c, MX_COLD_READING);
         }
     } else {
@@ -621,7 +621,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
         }
     }
     job->status = err;
-    job->n_condemned = c->reader_n_condemned;
+    job->n_condemned = c->reader_folder.n_condemned;
     job->elapsed_us = mx_now_us() - start;
 }
 

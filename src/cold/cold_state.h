@@ -25,7 +25,7 @@ typedef struct mx_cold_wear {
     int64_t day;                /* since 1970, UTC */
     uint64_t written, unsaved;  /* that day, by everybody as far as known; of it not in the file */
     uint64_t saved_us;
-    bool is_known, is_logged;
+    bool is_known;
 } mx_cold_wear;
 
 /* What one thread needs to read or write an object. */
@@ -66,6 +66,7 @@ struct mx_cold {
     bool is_sweep_wanted;
     uint64_t n_sweeps;          /* finished */
     uint64_t next_sweep_us;     /* a sweep for lack of room is not started before */
+    int64_t spent_day;          /* since 1970, UTC: until its end nothing is written, for the budget */
     uint64_t written_bytes, written_files; /* since the scan began */
     uint64_t n_lost;            /* write jobs that did not end MX_OK */
     uint64_t retry_at_us;       /* for writing */
@@ -98,8 +99,6 @@ struct mx_cold {
     size_t reader_path_cap;
     mx_hash256 reader_state;    /* used by the last READ; */
     uint64_t reader_state_at;   /* 0 = none */
-    bool reader_met_error;      /* in this job */
-    uint32_t reader_n_condemned; /* in this job */
 
     mx_cold_folder sweeper_folder;
     mx_cold_scratch sweeper_scratch;
@@ -107,8 +106,9 @@ struct mx_cold {
 
 /* cold_wear.c; the writer's. */
 #define MX_COLD_WEAR_NAME "written.txt"
-/* MX_E_LIMIT: with so many bytes more the day's budget is used up. */
+/* MX_E_LIMIT: so many bytes more are not in the day's budget; from then on mx_cold_submit says so. */
 mx_err mx_cold_wear_check(mx_cold *c, uint64_t need);
+bool mx_cold_wear_is_spent_locked(const mx_cold *c); /* any thread */
 void mx_cold_wear_note(mx_cold *c, uint64_t bytes); /* after they were written */
 void mx_cold_wear_save(mx_cold *c);                 /* what is not in the file yet */
 

@@ -73,6 +73,9 @@ static void index_objects(mx_sweep *s)
         bool is_right = e->kind == MX_SWEPT_PAGE ? is_page_size(c, e->bytes)
                                              : e->kind == MX_SWEPT_STATE
                                                    && payload == c->shape.state_bytes;
+        if (e->kind == MX_SWEPT_SESSION && e->root == s->own_root) {
+            mx_cold_index_see_manifest(c->index, &e->id);
+        }
         if (is_right && e->root == s->own_root
             && mx_cold_index_add(c->index, &e->id, false) != MX_OK) {
             s->err = MX_E_NOMEM;
@@ -88,10 +91,12 @@ static void delete_superfluous(mx_sweep *s)
     }
     mx_sweep_mark_leftovers(s, marked);
     mx_sweep_delete(s, marked, "leftovers");
-    mx_sweep_load_states(s);
-    mx_sweep_mark_superfluous(s, marked);
-    mx_sweep_mark_orphans(s, marked);
+    mx_sweep_mark_superseded(s, marked);
     mx_sweep_delete(s, marked, "superseded");
+    mx_sweep_load_states(s);
+    mx_sweep_mark_dead_manifests(s, marked);
+    mx_sweep_mark_orphans(s, marked);
+    mx_sweep_delete(s, marked, "of_no_use");
     mx_sweep_mark_expired(s, marked);
     s->cause = MX_SWEPT_EXPIRED;
     mx_sweep_delete(s, marked, "unused_for_longer_than_ttl");

@@ -27,7 +27,7 @@ typedef enum mx_swept_cause {
 } mx_swept_cause;
 
 typedef struct mx_swept_file {
-    int64_t mtime_ns;
+    int64_t mtime_ns; /* of a manifest: not older than the page that it is named after */
     uint64_t bytes;
     mx_hash256 id;    /* pages, states and sessions */
     uint8_t kind;
@@ -105,8 +105,10 @@ void mx_swept_name(const mx_swept_file *e, char name[300]);
 
 /* Old temporary files, what is in trash/, too much in quarantine/. */
 void mx_sweep_mark_leftovers(const mx_sweep *s, bool *marked);
-/* Partial pages and manifests that help nobody; under our root. */
-void mx_sweep_mark_superfluous(mx_sweep *s, bool *marked);
+/* Under our root: partial pages whose tokens a full one has, with their manifests; */
+void mx_sweep_mark_superseded(mx_sweep *s, bool *marked);
+/* manifests that tell nothing that another does not, or that cannot be used. */
+void mx_sweep_mark_dead_manifests(mx_sweep *s, bool *marked);
 /* States that can never be reached; of those that were loaded. */
 void mx_sweep_mark_orphans(mx_sweep *s, bool *marked);
 /* What nobody has used for --ssd-session-cache-ttl, of all models. */

@@ -67,6 +67,7 @@ static bool is_new(int top)
 static mx_err open_all(opened *o, const char *dir, bool lock, mx_errbuf *eb)
 {
     *o = (opened){-1, -1, -1};
+    mx_fail(eb, MX_OK, "%s", "");
     mx_err err;
     struct stat st;
     o->top = mx_cold_open_dir(&mx_cold_real_fileops, AT_FDCWD, dir, false, &err, eb);
@@ -111,7 +112,13 @@ static mx_err each_name(int parent, const char *folder, name_fn *fn, void *arg)
         return MX_E_NOMEM;
     }
     err = MX_OK;
-    for (const struct dirent *e; err == MX_OK && (e = readdir(d)) != NULL;) {
+    while (err == MX_OK) {
+        errno = 0;
+        const struct dirent *e = readdir(d);
+        if (e == NULL) {
+            err = errno == 0 ? MX_OK : MX_E_IO; /* the rest is not absent */
+            break;
+        }
         if (e->d_name[0] != '.') {
             err = fn(arg, fd, e->d_name);
         }
@@ -143,7 +150,7 @@ static mx_err visit_model(void *arg, int v1, const char *name)
     }
     model_dir m = {.fd = mx_cold_open_dir(&mx_cold_real_fileops, v1, name, false, &err, NULL)};
     if (m.fd < 0) {
-        return MX_OK; /* somebody else's */
+        return err == MX_E_DENIED || err == MX_E_NOT_FOUND ? MX_OK : err; /* somebody else's */
     }
     snprintf(m.name, sizeof m.name, "%s", name);
     err = w->fn(w->arg, &m);
@@ -217,6 +224,9 @@ static mx_err list_one(void *arg, int dir, const char *name)
                     is_page ? &m.page_ids[i] : &m.state_ids[i - m.n_pages], path);
         if (fstatat(l->model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
             e.bytes += (uint64_t)st.st_size;
+            if (i + 1 == m.n_pages && st.st_mtim.tv_sec > e.used_s) {
+                e.used_s = st.st_mtim.tv_sec; /* a reader sets the times of pages only */
+            }
         } else {
             e.n_missing += is_page;
         }
@@ -233,10 +243,15 @@ static mx_err list_model(void *arg, const model_dir *m)
     return each_name(m->fd, "sessions", list_one, l);
 }
 
-static mx_err done(opened *o, mx_err err)
+/* What failed below the folder has no text of its own. */
+static mx_err done(opened *o, mx_err err, const char *dir, mx_errbuf *eb)
 {
     close_all(o);
-    return err == MX_E_NOT_FOUND ? MX_OK : err;
+    if (err == MX_OK || err == MX_E_NOT_FOUND) {
+        return MX_OK;
+    }
+    return eb->text[0] != '\0' ? err : mx_fail(eb, err, "cannot read all of %s: %s", dir,
+                                               mx_err_name(err));
 }
 
 mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, void *arg,
@@ -248,7 +263,7 @@ mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, v
     if (err == MX_OK) {
         err = each_model(&o, folder, list_model, &l);
     }
-    return done(&o, err);
+    return done(&o, err, dir, eb);
 }
 
 /* ---- checking -------------------------------------------------------------------------------- */
@@ -439,11 +454,11 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx
     mx_free(c.bytes);
     mx_free(c.raw);
     mx_codec_free(&c.codec);
-    close_all(&o);
-    if (id != NULL && (err == MX_OK || err == MX_E_NOT_FOUND) && out->n_files == 0) {
+    err = done(&o, err, dir, eb);
+    if (id != NULL && err == MX_OK && out->n_files == 0) {
         return mx_fail(eb, MX_E_NOT_FOUND, "there is no such entry in %s", dir);
     }
-    return err == MX_E_NOT_FOUND ? MX_OK : err;
+    return err;
 }
 
 /* ---- removing -------------------------------------------------------------------------------- */
@@ -464,6 +479,7 @@ typedef struct kept {
     const mx_hash256 *but;
     mx_hash256 *ids; /* [n] */
     size_t n, cap;
+    mx_errbuf *eb;
 } kept;
 
 static mx_err keep_objects(void *arg, int dir, const char *name)
@@ -477,8 +493,12 @@ static mx_err keep_objects(void *arg, int dir, const char *name)
         return MX_OK;
     }
     mx_err err = read_manifest(dir, name, &id, &m, &copy, &eb);
-    if (err != MX_OK) {
-        return err == MX_E_NOMEM ? err : MX_OK;
+    if (err == MX_E_CORRUPT || err == MX_E_NOT_FOUND) {
+        return MX_OK; /* it keeps nothing */
+    }
+    if (err != MX_OK) { /* what it names is not known, and must not go */
+        return mx_fail(k->eb, err, "nothing was removed, for another entry, %.16s..., cannot be "
+                       "read: %s", name, eb.text);
     }
     void *ids = k->ids;
     bool ok = mx_grow(&ids, &k->cap, k->n + m.n_pages + m.n_states, sizeof *k->ids);
@@ -492,9 +512,24 @@ static mx_err keep_objects(void *arg, int dir, const char *name)
     return ok ? MX_OK : MX_E_NOMEM;
 }
 
+/* A damaged file cannot say whose it was: whoever removes an entry gets rid of all that may hold some
+ * of it. */
+static mx_err remove_any(void *arg, int dir, const char *name)
+{
+    remove_file(dir, name, arg);
+    return MX_OK;
+}
+
+static mx_err remove_damaged(const model_dir *model, mx_cold_counts *out)
+{
+    MX_TRY(each_name(model->fd, "quarantine", remove_any, out));
+    return each_name(model->fd, "trash", remove_any, out);
+}
+
 typedef struct removal {
     const mx_hash256 *id;
     mx_cold_counts *out;
+    mx_errbuf *eb;
     bool was_found;
 } removal;
 
@@ -504,7 +539,6 @@ static mx_err remove_from(void *arg, const model_dir *model)
     char name[MX_COLD_NAME_CAP], path[MX_COLD_NAME_CAP + 16];
     mx_disk_manifest m;
     uint8_t *copy = NULL;
-    mx_errbuf eb;
     struct stat st;
     mx_cold_session_name(r->id, name);
     snprintf(path, sizeof path, "sessions/%.90s", name);
@@ -512,8 +546,8 @@ static mx_err remove_from(void *arg, const model_dir *model)
         return MX_OK;
     }
     r->was_found = true;
-    kept k = {.but = r->id};
-    mx_err err = read_manifest(model->fd, path, r->id, &m, &copy, &eb);
+    kept k = {.but = r->id, .eb = r->eb};
+    mx_err err = read_manifest(model->fd, path, r->id, &m, &copy, r->eb);
     if (err != MX_OK && err != MX_E_CORRUPT) {
         return err;
     }
@@ -533,6 +567,7 @@ static mx_err remove_from(void *arg, const model_dir *model)
                 remove_file(model->fd, path, r->out);
             }
         }
+        err = remove_damaged(model, r->out);
     }
     mx_free(k.ids);
     mx_free(copy);
@@ -544,13 +579,13 @@ mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash25
 {
     opened o;
     *out = (mx_cold_counts){0};
-    removal r = {.id = id, .out = out};
+    removal r = {.id = id, .out = out, .eb = eb};
     mx_err err = open_all(&o, dir, true, eb);
     if (err == MX_OK) {
         err = each_model(&o, folder, remove_from, &r);
     }
-    close_all(&o);
-    if ((err == MX_OK && !r.was_found) || err == MX_E_NOT_FOUND) {
+    err = done(&o, err, dir, eb);
+    if (err == MX_OK && !r.was_found) {
         return mx_fail(eb, MX_E_NOT_FOUND, "there is no such entry in %s", dir);
     }
     return err;
@@ -588,12 +623,13 @@ static mx_err begin_sweep(tool_sweep *t, const char *dir, const char *only_root,
                                   mx_err_name(err));
 }
 
-static mx_err end_sweep(tool_sweep *t, mx_err err, mx_cold_counts *out)
+static mx_err end_sweep(tool_sweep *t, mx_err err, mx_cold_counts *out, const char *dir,
+                        mx_errbuf *eb)
 {
     *out = (mx_cold_counts){.n_files = t->s.deleted_files, .n_bytes = t->s.deleted_bytes};
     mx_sweep_free(&t->s);
     mx_free(t->marked);
-    return done(&t->o, err);
+    return done(&t->o, err, dir, eb);
 }
 
 mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
@@ -610,7 +646,7 @@ mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_c
         mx_sweep_mark_over_budget(&t.s, t.marked, max_bytes);
         mx_sweep_delete(&t.s, t.marked, "over_limit");
     }
-    return end_sweep(&t, err, out);
+    return end_sweep(&t, err, out, dir, eb);
 }
 
 mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out,
@@ -625,5 +661,5 @@ mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts
         }
         mx_sweep_delete(&t.s, t.marked, "asked_for");
     }
-    return end_sweep(&t, err, out);
+    return end_sweep(&t, err, out, dir, eb);
 }

@@ -51,7 +51,8 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx
 mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
                   mx_errbuf *eb);
 
-/* Removes the manifest of that name and the pages that no other manifest names. MX_E_NOT_FOUND. */
+/* Removes the manifest of that name and the pages that no other manifest names, and the damaged files
+ * of that folder, for some of them may be this entry's. MX_E_NOT_FOUND. */
 mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
                             mx_cold_counts *out, mx_errbuf *eb);
 /* Removes all that one model's folder holds. MX_OK also when it is not there. */

@@ -209,10 +209,36 @@ static void visit_root(mx_sweep *s, int dir, const char *name, void *arg)
     close(fd);
 }
 
+/* A page before the manifest that is named after it: the shorter chain is of use without the former. */
 static int compare_time(const void *a, const void *b)
 {
     const mx_swept_file *x = a, *y = b;
-    return x->mtime_ns < y->mtime_ns ? -1 : x->mtime_ns > y->mtime_ns;
+    if (x->mtime_ns != y->mtime_ns) {
+        return x->mtime_ns < y->mtime_ns ? -1 : 1;
+    }
+    return (int)x->kind - (int)y->kind;
+}
+
+static int compare_id(const void *a, const void *b)
+{
+    const mx_swept_file *x = a, *y = b;
+    int c = memcmp(&x->id, &y->id, sizeof x->id);
+    return c != 0 ? c : (int)x->kind - (int)y->kind;
+}
+
+/* Only pages and states are given a new time by a reader, so a manifest is as young as the page that
+ * it is named after: without it, after a restart, nobody would know what that page continues. */
+static void rejuvenate_manifests(mx_sweep *s)
+{
+    qsort(s->files, s->n_files, sizeof *s->files, compare_id);
+    for (size_t i = 1; i < s->n_files; i++) {
+        const mx_swept_file *page = &s->files[i - 1];
+        mx_swept_file *e = &s->files[i];
+        if (e->kind == MX_SWEPT_SESSION && page->kind == MX_SWEPT_PAGE && page->root == e->root
+            && mx_hash256_eq(&page->id, &e->id) && page->mtime_ns > e->mtime_ns) {
+            e->mtime_ns = page->mtime_ns;
+        }
+    }
 }
 
 void mx_sweep_walk(mx_sweep *s)
@@ -221,6 +247,7 @@ void mx_sweep_walk(mx_sweep *s)
         s->err = MX_E_IO;
     }
     if (s->n_files > 0) {
+        rejuvenate_manifests(s);
         qsort(s->files, s->n_files, sizeof *s->files, compare_time);
     }
 }

@@ -68,7 +68,6 @@ static void roll(mx_cold *c)
     w->unsaved = 0;
     w->written = read_file(c, today);
     w->is_known = true;
-    w->is_logged = false;
     w->saved_us = mx_now_us();
 }
 
@@ -79,21 +78,24 @@ mx_err mx_cold_wear_check(mx_cold *c, uint64_t need)
         return MX_OK;
     }
     roll(c);
-    bool is_full = w->written > w->budget || need > w->budget - w->written;
+    bool is_spent = w->written > w->budget || need > w->budget - w->written;
     pthread_mutex_lock(&c->lock);
+    bool is_new = is_spent && c->spent_day < w->day;
     c->stats.bytes_today = w->written;
-    c->stats.dropped_budget += is_full;
+    c->stats.dropped_budget += is_spent;
+    c->spent_day = is_spent ? w->day : c->spent_day;
     pthread_mutex_unlock(&c->lock);
-    if (!is_full) {
-        return MX_OK;
-    }
-    if (!w->is_logged) {
-        w->is_logged = true;
+    if (is_new) {
         mx_log(MX_LOG_WARN, "cold: written_today=%" PRIu64 " write_budget=%" PRIu64
                "; nothing more is written to folder=%s before midnight UTC (--ssd-write-budget)",
                w->written, w->budget, c->dir);
     }
-    return MX_E_LIMIT;
+    return is_spent ? MX_E_LIMIT : MX_OK;
+}
+
+bool mx_cold_wear_is_spent_locked(const mx_cold *c)
+{
+    return c->spent_day > 0 && mx_cold_now_s(c) / 86400 <= c->spent_day;
 }
 
 void mx_cold_wear_note(mx_cold *c, uint64_t bytes)

@@ -36,7 +36,7 @@ static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
                    "written until older ones may be deleted (--ssd-session-cache-max-size)",
                    c->dir, (unsigned long long)used, (unsigned long long)limit);
         }
-        return MX_E_LIMIT;
+        return MX_E_FULL;
     }
     struct statvfs vfs;
     if (f->ops->statvfs(f->root_fd, &vfs) != 0) {
@@ -311,9 +311,6 @@ mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m)
         uint32_t n = is_last ? (uint32_t)(m->n_tokens - (uint64_t)i * MX_PAGE_TOKENS)
                              : MX_PAGE_TOKENS;
         MX_TRY(mx_cold_index_link(c->index, &m->page_ids[i], parent, n, NULL));
-        if (!is_last) {
-            mx_cold_index_mark_inner(c->index, &m->page_ids[i]);
-        }
         parent = &m->page_ids[i];
     }
     mx_cold_index_mark_manifest(c->index, parent);
@@ -541,11 +538,10 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
             err = err == MX_E_NOT_FOUND ? MX_E_IO : err; /* not found means pages, to the caller */
         }
     }
-    if (err == MX_E_LIMIT) {
+    if (err == MX_E_LIMIT || (err == MX_E_FULL && eb.text[0] == '\0')) {
         pthread_mutex_lock(&c->lock);
         c->stats.dropped_full++;
         pthread_mutex_unlock(&c->lock);
-        err = MX_E_FULL;
     }
     job->status = err;
     job->elapsed_us = mx_now_us() - start;

@@ -85,12 +85,9 @@ typedef struct mx_act {
     uint8_t *q8_biased;  /* likewise, + 128 */
 } mx_act;
 
-size_t mx_act_bytes(uint32_t max_rows, uint32_t n_cols);
+size_t mx_act_bytes(mx_act_type type, uint32_t max_rows, uint32_t n_cols);
 /* Points *a into memory (64-byte aligned, mx_act_bytes long, zeroed by the caller once). */
-void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory);
-/* The same for a given type; the two above mean MX_ACT_16. */
-size_t mx_act_bytes_as(mx_act_type type, uint32_t max_rows, uint32_t n_cols);
-void mx_act_bind_as(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, void *memory);
+void mx_act_bind(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, void *memory);
 /* The rows of a from row0 (< max_rows) on, as activations of their own over the same memory. */
 mx_act mx_act_from_row(const mx_act *a, uint32_t row0);
 
@@ -258,9 +255,9 @@ size_t mx_kern_matmul_scratch(const mx_wmat *w);
 void mx_kern_thread_init(void);
 
 /* The name of the numerics and the hash of a self-test run through `k`; equal on all levels. Takes
- * a few milliseconds. */
-#define MX_NUMERICS_NAME "mx2-a16"
-#define MX_NUMERICS_NAME_8 "mx2-a8"
+ * a few milliseconds, on the portable level tens. */
+#define MX_NUMERICS_NAME "mx3-a16"
+#define MX_NUMERICS_NAME_8 "mx3-a8"
 const char *mx_numerics_name(mx_act_type type);
 mx_hash256 mx_kern_numerics_id(const mx_kern *k); /* MX_ACT_16 */
 mx_hash256 mx_kern_numerics_id_8(const mx_kern *k);

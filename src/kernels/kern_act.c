@@ -53,23 +53,13 @@ static bool layout_of(mx_act_type type, uint32_t max_rows, uint32_t n_cols, act_
     return ok;
 }
 
-size_t mx_act_bytes_as(mx_act_type type, uint32_t max_rows, uint32_t n_cols)
+size_t mx_act_bytes(mx_act_type type, uint32_t max_rows, uint32_t n_cols)
 {
     act_layout l;
     return layout_of(type, max_rows, n_cols, &l) ? l.total : 0;
 }
 
-size_t mx_act_bytes(uint32_t max_rows, uint32_t n_cols)
-{
-    return mx_act_bytes_as(MX_ACT_16, max_rows, n_cols);
-}
-
-void mx_act_bind(mx_act *a, uint32_t max_rows, uint32_t n_cols, void *memory)
-{
-    mx_act_bind_as(a, MX_ACT_16, max_rows, n_cols, memory);
-}
-
-void mx_act_bind_as(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, void *memory)
+void mx_act_bind(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, void *memory)
 {
     act_layout l;
     const bool ok = layout_of(type, max_rows, n_cols, &l);

@@ -23,6 +23,12 @@ enum {
     ATTN_SPAN_PAGES = MX_ATTN_SPAN / MX_PAGE_TOKENS,
 };
 
+_Static_assert(MX_SELFTEST_QUERIES >= ATTN_DIRECT + ATTN_GROUP && ATTN_DIRECT >= ATTN_FEW,
+               "the self-test has a group of every size, with few rows and with many");
+_Static_assert(MX_SELFTEST_HEAD >= 16 * ATTN_VECS + 16 && MX_SELFTEST_HEAD % 16 != 0 &&
+                   (VEC_PANEL == 1 || MX_SELFTEST_HEAD / 16 % VEC_PANEL != 0),
+               "and whole blocks of dimensions, a vector of them, and less");
+
 /* Scratch: the state of each query in the current span, then what is needed for a page. */
 typedef struct attn_state {
     size_t acc_stride; /* head_dim rounded up to 16 */

@@ -171,6 +171,10 @@ MX_INLINE void gdn_token(const mx_gdn_args *a, uint32_t row, uint32_t slab, cons
     }
 }
 
+_Static_assert(MX_SELFTEST_GDN / GDN_LANES > VEC_GDN_SLABS &&
+                   (VEC_GDN_SLABS == 1 || MX_SELFTEST_GDN / GDN_LANES % VEC_GDN_SLABS != 0),
+               "the self-test has slabs together and one by itself");
+
 static void gdn_step(const mx_gdn_args *a)
 {
     assert(a->d % GDN_LANES == 0 && a->n_cols % GDN_LANES == 0 && a->n_rows > 0);

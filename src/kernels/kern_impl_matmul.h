@@ -353,14 +353,15 @@ MX_INLINE void direct_sums(const mx_qtype type, const uint8_t *q, const int p0, 
  * ahead, decoding took 0.55 of the time; 1.5, 4 and 16 KiB were slower (Xeon with AVX-512). */
 enum { DIRECT_AHEAD = 8192 };
 
-/* Asks for the eighth `s32` of the group that lies DIRECT_AHEAD behind this one. */
+/* Asks for the eighth `s32` of the group that lies DIRECT_AHEAD behind this one. There may be nothing:
+ * asking does no harm, but a pointer must not get there by arithmetic of its own. */
 MX_INLINE void direct_prefetch(const mx_qtype type, const uint8_t *group, const int s32)
 {
     const size_t step = (mx_group_bytes(type, MX_GROUP_SUBS) / MX_GROUP_SUBS + 63) / 64 * 64;
-    const uint8_t *p = group + DIRECT_AHEAD + (size_t)s32 * step;
+    const uintptr_t at = (uintptr_t)group + DIRECT_AHEAD + (size_t)s32 * step;
     MX_UNROLL
     for (size_t i = 0; i < step; i += 64) {
-        __builtin_prefetch(p + i, 0, 3);
+        MX_PREFETCH((const void *)(at + i));
     }
 }
 
@@ -568,6 +569,16 @@ MX_INLINE void float_tile(const mx_qtype type, const uint8_t *panel, const mx_ac
 FLOAT_FN(MX_F32)
 FLOAT_FN(MX_F16)
 FLOAT_FN(MX_BF16)
+
+_Static_assert(VEC_DIRECT_MAX < (int)MX_SELFTEST_MANY &&
+                   VEC_TILE_ROWS <= (int)MX_SELFTEST_MANY &&
+                   (VEC_DIRECT_ROWS < 8 || VEC_DIRECT_MAX >= 7),
+               "the self-test gets to whole tiles and to every number of direct rows");
+_Static_assert((VEC_TILE_ROWS <= 8 || MX_SELFTEST_MOST % VEC_TILE_ROWS >= 8) &&
+                   (VEC_TILE_ROWS <= 4 || MX_SELFTEST_MANY % VEC_TILE_ROWS % 8 >= 4) &&
+                   (VEC_TILE_ROWS <= 2 || MX_SELFTEST_MOST % VEC_TILE_ROWS % 4 >= 2) &&
+                   (VEC_TILE_ROWS == 1 || MX_SELFTEST_MOST % VEC_TILE_ROWS % 2 == 1),
+               "and to every rest of a tile");
 
 /* ---- the whole product ------------------------------------------------------------------------ */
 

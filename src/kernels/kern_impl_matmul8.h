@@ -182,6 +182,11 @@ MX_INLINE void tile8(const int sub, const bool has_min, const int run, const int
     }
 }
 
+_Static_assert(VEC_BYTE_ROWS <= (int)MX_SELFTEST_MANY &&
+                   (VEC_BYTE_ROWS <= 4 || MX_SELFTEST_MOST % VEC_BYTE_ROWS >= 8) &&
+                   (VEC_BYTE_ROWS == 1 || MX_SELFTEST_MOST % VEC_BYTE_ROWS % 4 != 0),
+               "the self-test gets to whole tiles and every rest");
+
 #define TILE8_ROWS_FN(name, sub, has_min, run)                                                     \
     static MX_NOINLINE void name(mx_matmul_scratch *x, const group_rows *g, size_t n_rows)         \
     {                                                                                              \

@@ -26,6 +26,16 @@ typedef struct mx_matmul_scratch {
     float acc[MX_MATMUL_ROWS][MX_PANEL_ROWS];
 } mx_matmul_scratch;
 
+/* What the self-test behind the numerics ids (kern_selftest.c) runs, so that every path of every level
+ * occurs: each level asserts next to a path that these numbers lead there. */
+enum {
+    MX_SELFTEST_MANY = 19, /* rows of two products with expanded weights; besides these 1, 2, 3, 7 */
+    MX_SELFTEST_MOST = 23,
+    MX_SELFTEST_QUERIES = 12, /* attention with 1, 2, ... of them */
+    MX_SELFTEST_HEAD = 88,
+    MX_SELFTEST_GDN = 80, /* columns of a state */
+};
+
 void mx_wmat_row_portable(const mx_wmat *w, uint32_t row, float *out);
 
 extern const mx_kern mx_kern_portable;

@@ -11,9 +11,9 @@
 enum {
     ROWS = 19,     /* two panels, the second padded */
     COLS = 288,    /* 256-blocks only: 256; a short last activation block for the others */
-    TOKENS = 3,    /* one register tile and a rest on the levels of today */
-    HEAD_DIM = 32,
-    QUERIES = 6,
+    TOKENS = MX_SELFTEST_MOST,
+    HEAD_DIM = MX_SELFTEST_HEAD,
+    QUERIES = MX_SELFTEST_QUERIES,
     PAGES = 2,
     MAX_BYTES = 32 * 1024,
 };
@@ -94,7 +94,7 @@ static void fill_weights(chain *c, mx_qtype type, uint8_t *bytes, size_t n_block
 
 /* At the end of the stack frame they would have to be counted; here they are named. */
 typedef struct matmul_space {
-    _Alignas(64) uint8_t act[12 * 1024];
+    _Alignas(64) uint8_t act[64 * 1024];
     _Alignas(64) uint8_t panels[MAX_BYTES * 2];
     _Alignas(64) mx_matmul_scratch scratch;
     uint8_t file[MAX_BYTES];
@@ -104,11 +104,13 @@ typedef struct matmul_space {
 
 static MX_NOINLINE void test_matmul(chain *c, const mx_kern *k, mx_qtype type, mx_act_type act)
 {
+    /* Few rows are multiplied in ways of their own, other ones on each level (kern_internal.h). */
+    static const uint32_t n_rows[] = {1, 2, 3, 7, MX_SELFTEST_MANY, MX_SELFTEST_MOST};
     matmul_space s;
     const mx_qtype_info *info = mx_qtype_get(type);
     const uint32_t cols = info->block_elems == 256 ? 256 : COLS;
     assert(mx_wmat_bytes(type, ROWS, cols) <= sizeof s.panels);
-    assert(mx_act_bytes_as(act, TOKENS, cols) <= sizeof s.act);
+    assert(mx_act_bytes(act, TOKENS, cols) <= sizeof s.act);
     assert((size_t)ROWS * cols / info->block_elems * info->block_bytes <= sizeof s.file);
     memset(s.act, 0, sizeof s.act);
     fill_weights(c, type, s.file, (size_t)ROWS * cols / info->block_elems);
@@ -116,13 +118,13 @@ static MX_NOINLINE void test_matmul(chain *c, const mx_kern *k, mx_qtype type, m
     mx_wmat w;
     mx_act a;
     mx_wmat_repack(&w, type, ROWS, cols, s.file, s.panels);
-    mx_act_bind_as(&a, act, TOKENS, cols, s.act);
+    mx_act_bind(&a, act, TOKENS, cols, s.act);
     const bool finite = k->act_quantize(&a, s.x, cols, 0, TOKENS);
     absorb(c, &finite, 1);
-    k->matmul(&w, &a, TOKENS, s.y, ROWS, 0, w.n_panels, &s.scratch);
-    absorb(c, s.y, sizeof s.y);
-    k->matmul(&w, &a, 1, s.y, ROWS, 0, w.n_panels, &s.scratch);
-    absorb(c, s.y, ROWS * sizeof(float));
+    for (size_t i = 0; i < MX_COUNT(n_rows); i++) {
+        k->matmul(&w, &a, n_rows[i], s.y, ROWS, 0, w.n_panels, &s.scratch);
+        absorb(c, s.y, n_rows[i] * ROWS * sizeof(float));
+    }
     k->wmat_row(&w, ROWS - 1, s.x);
     absorb(c, s.x, cols * sizeof(float));
 }
@@ -132,57 +134,73 @@ typedef struct attn_space {
     float out[QUERIES][HEAD_DIM];
     float kv[2][HEAD_DIM];
     _Alignas(64) uint8_t tiles[2][PAGES][MX_PAGE_TOKENS * HEAD_DIM * 4];
-    _Alignas(64) float scratch[16 + QUERIES * (19 + HEAD_DIM) + (QUERIES + 4 * 16) * MX_PAGE_TOKENS];
+    _Alignas(64) float scratch[16 + QUERIES * (19 + HEAD_DIM + 16 + MX_PAGE_TOKENS) +
+                               HEAD_DIM * 4 * 16];
 } attn_space;
 
-static MX_NOINLINE void test_attention(chain *c, const mx_kern *k, mx_kv_type type,
-                                       uint32_t n_queries)
+static bool fill_pages(chain *c, const mx_kern *k, mx_kv_type type, attn_space *s)
 {
-    static const uint32_t n_valid[QUERIES] = {1, 63, 64, 65, 100, 128};
-    static const uint32_t first_valid[QUERIES] = {0, 10, 0, 64, 40, 70};
-    attn_space s;
-    assert(k->attn_scratch_floats(HEAD_DIM, n_queries) <= MX_COUNT(s.scratch));
     bool finite = true;
     for (uint32_t t = 0; t < PAGES * MX_PAGE_TOKENS; t++) {
-        fill_floats(c, s.kv[0], 2 * HEAD_DIM);
+        fill_floats(c, s->kv[0], 2 * HEAD_DIM);
         const uint32_t page = t / MX_PAGE_TOKENS;
-        finite = k->kv_store(type, s.tiles[0][page], s.tiles[1][page], HEAD_DIM,
-                             t % MX_PAGE_TOKENS, s.kv[0], s.kv[1]) && finite;
+        finite = k->kv_store(type, s->tiles[0][page], s->tiles[1][page], HEAD_DIM,
+                             t % MX_PAGE_TOKENS, s->kv[0], s->kv[1]) && finite;
     }
+    return finite;
+}
+
+/* Every number of queries: those that see tokens of their own each, and such that see the same. */
+static MX_NOINLINE void test_attention(chain *c, const mx_kern *k, mx_kv_type type)
+{
+    static const uint32_t n_valid[2][QUERIES] = {
+        {1, 63, 64, 65, 100, 128, 128, 127, 3, 90, 33, 70},
+        {100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100},
+    };
+    static const uint32_t first_valid[2][QUERIES] = {
+        {0, 10, 0, 64, 40, 70, 0, 1, 2, 30, 5, 64},
+        {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3},
+    };
+    attn_space s;
+    assert(k->attn_scratch_floats(HEAD_DIM, QUERIES) <= MX_COUNT(s.scratch));
+    const bool finite = fill_pages(c, k, type, &s);
     absorb(c, &finite, 1);
     const float *q[QUERIES];
     float *out[QUERIES];
-    for (uint32_t i = 0; i < n_queries; i++) {
+    for (uint32_t i = 0; i < QUERIES; i++) {
         fill_floats(c, s.q[i], HEAD_DIM);
         q[i] = s.q[i];
         out[i] = s.out[i];
     }
     const uint8_t *const k_tiles[PAGES] = {s.tiles[0][0], s.tiles[0][1]};
     const uint8_t *const v_tiles[PAGES] = {s.tiles[1][0], s.tiles[1][1]};
-    const mx_attn_args args = {
-        .kv_type = type, .head_dim = HEAD_DIM, .n_queries = n_queries, .q = q, .out = out,
-        .n_valid = n_valid, .first_valid = first_valid, .k_tiles = k_tiles, .v_tiles = v_tiles,
-        .scale = 3.0f, .scratch = s.scratch,
-    };
-    k->attention(&args);
-    absorb(c, s.out, n_queries * sizeof s.out[0]);
+    for (uint32_t n = 1; n <= QUERIES; n++) {
+        for (int same = 0; same < 2; same++) {
+            const mx_attn_args args = {
+                .kv_type = type, .head_dim = HEAD_DIM, .n_queries = n, .q = q, .out = out,
+                .n_valid = n_valid[same], .first_valid = first_valid[same], .k_tiles = k_tiles,
+                .v_tiles = v_tiles, .scale = 1.75f, .scratch = s.scratch,
+            };
+            k->attention(&args);
+            absorb(c, s.out, n * sizeof s.out[0]);
+        }
+    }
 }
 
 /* Beyond one span: the two pages again and again. Then the same in parts. */
 static MX_NOINLINE void test_spans(chain *c, const mx_kern *k, mx_kv_type type)
 {
-    enum { LONG_PAGES = 2 * MX_ATTN_SPAN / MX_PAGE_TOKENS + 1, SPANS = 3, PART = HEAD_DIM + 16 };
+    enum {
+        LONG_PAGES = 2 * MX_ATTN_SPAN / MX_PAGE_TOKENS + 1,
+        SPANS = 3,
+        PART = (HEAD_DIM + 2 + 15) / 16 * 16,
+    };
     static const uint32_t n_valid[2] = {2 * MX_ATTN_SPAN + 3, MX_ATTN_SPAN + 1};
     static const uint32_t first_valid[2] = {0, MX_ATTN_SPAN};
     attn_space s;
     float parts[2][SPANS][PART];
     assert(mx_attn_part_floats(HEAD_DIM) == PART);
-    for (uint32_t t = 0; t < PAGES * MX_PAGE_TOKENS; t++) {
-        fill_floats(c, s.kv[0], 2 * HEAD_DIM);
-        const uint32_t page = t / MX_PAGE_TOKENS;
-        (void)k->kv_store(type, s.tiles[0][page], s.tiles[1][page], HEAD_DIM, t % MX_PAGE_TOKENS,
-                          s.kv[0], s.kv[1]);
-    }
+    (void)fill_pages(c, k, type, &s);
     const uint8_t *k_tiles[LONG_PAGES];
     const uint8_t *v_tiles[LONG_PAGES];
     for (int i = 0; i < LONG_PAGES; i++) {
@@ -212,11 +230,11 @@ static MX_NOINLINE void test_spans(chain *c, const mx_kern *k, mx_kv_type type)
 
 static MX_NOINLINE void test_vectors(chain *c, const mx_kern *k)
 {
-    enum { N = 67, POSITIONS = 3 };
+    enum { N = 67, POSITIONS = 3, D = 32 };
     float x[N];
     float y[N];
     float z[N];
-    float table[POSITIONS][HEAD_DIM];
+    float table[POSITIONS][D];
     fill_floats(c, x, N);
     fill_floats(c, y, N);
     k->rmsnorm(z, x, y, N, 1e-5f);
@@ -230,7 +248,7 @@ static MX_NOINLINE void test_vectors(chain *c, const mx_kern *k)
     absorb(c, z, sizeof z);
     const bool finite = k->all_finite(z, N);
     absorb(c, &finite, 1);
-    mx_rope_params p = {.n_rot = HEAD_DIM, .freq_base = 1e6, .scale_factor = 4, .is_yarn = true,
+    mx_rope_params p = {.n_rot = D, .freq_base = 1e6, .scale_factor = 4, .is_yarn = true,
                         .yarn_orig_ctx = 4096, .yarn_beta_fast = 32, .yarn_beta_slow = 1,
                         .yarn_attn_factor = 1};
     for (int i = 0; i < 2; i++) {
@@ -238,7 +256,7 @@ static MX_NOINLINE void test_vectors(chain *c, const mx_kern *k)
         p.pairing = i == 0 ? MX_ROPE_NEOX : MX_ROPE_NORM;
         mx_rope_table(&p, POSITIONS, table[0]);
         absorb(c, table, sizeof table);
-        k->rope(z, 2, HEAD_DIM, &p, table[POSITIONS - 1]);
+        k->rope(z, 2, D, &p, table[POSITIONS - 1]);
         absorb(c, z, sizeof z);
     }
 }
@@ -253,11 +271,9 @@ static mx_hash256 numerics_id(const mx_kern *k, mx_act_type act, const char *nam
     for (size_t i = 0; i < MX_COUNT(types); i++) {
         test_matmul(&c, k, types[i], act);
     }
-    for (uint32_t n = 1; n <= QUERIES; n++) {
-        test_attention(&c, k, MX_KV_F16, n);
-        test_attention(&c, k, MX_KV_F32, n);
-        test_attention(&c, k, MX_KV_Q8, n);
-    }
+    test_attention(&c, k, MX_KV_F16);
+    test_attention(&c, k, MX_KV_F32);
+    test_attention(&c, k, MX_KV_Q8);
     test_spans(&c, k, MX_KV_F16);
     test_spans(&c, k, MX_KV_F32);
     test_spans(&c, k, MX_KV_Q8);
@@ -311,7 +327,7 @@ mx_hash256 mx_kern_extras_id(const mx_kern *k)
 mx_hash256 mx_kern_gdn_id(const mx_kern *k)
 {
     static const char tag[] = MX_NUMERICS_NAME " gdn 1";
-    enum { D = 48, N_ROWS = 3, N_TAPS = 4, N = 67 };
+    enum { D = MX_SELFTEST_GDN, N_ROWS = 3, N_TAPS = 4, N = 67 };
     float x[N];
     float y[N];
     float taps[N_TAPS][D];

@@ -23,20 +23,27 @@
 
 enum { ALIGN = 64 };
 
+/* A large state is mapped by itself: memory that goes back to the heap may stay with the process, and
+ * then pages take the same budget again. */
+static bool is_mapped(const mx_kv_pool *p)
+{
+    return p->shape.state_bytes >= 2 * MX_HUGE_PAGE;
+}
+
 static mx_kvstate *create(mx_kv_pool *p)
 {
     const size_t n_bytes = p->shape.state_bytes;
-    const bool is_large = n_bytes >= 2 * MX_HUGE_PAGE;
     mx_kvstate *st = mx_calloc(1, sizeof *st);
     if (st == NULL) {
         return NULL;
     }
-    st->data = mx_alloc_aligned(is_large ? MX_HUGE_PAGE : ALIGN, mx_round_up(n_bytes, ALIGN));
+    st->data = is_mapped(p) ? mx_alloc_pages(n_bytes)
+                            : mx_alloc_aligned(ALIGN, mx_round_up(n_bytes, ALIGN));
     if (st->data == NULL) {
         mx_free(st);
         return NULL;
     }
-    if (is_large) {
+    if (is_mapped(p)) {
         /* The forward pass walks all of it for each token: it shall not fault, nor miss the TLB. */
         const size_t whole = n_bytes / MX_HUGE_PAGE * MX_HUGE_PAGE;
         (void)madvise(st->data, whole, MADV_HUGEPAGE);
@@ -111,7 +118,11 @@ bool mx_kvstate_release_one(mx_kv_pool *p)
     *link = st->next;
     p->n_states--;
     MX_KV_SHOW(st->data, p->shape.state_bytes);
-    mx_free(st->data);
+    if (is_mapped(p)) {
+        mx_free_pages(st->data, p->shape.state_bytes);
+    } else {
+        mx_free(st->data);
+    }
     mx_free(st);
     return true;
 }

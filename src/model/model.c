@@ -166,6 +166,7 @@ mx_err mx_model_load(mx_model **out, const mx_model_options *opt, mx_pool *pool,
         return mx_fail(eb, MX_E_NOMEM, "no memory for the model");
     }
     m->pool = pool;
+    m->n_workers = pool != NULL ? mx_pool_size(pool) : opt->n_workers;
     m->kern = mx_kern_get(opt->cpu_level);
     m->act_type = opt->act_type;
     m->max_batch_rows = opt->max_batch_rows;

@@ -29,6 +29,7 @@ typedef struct mx_model_options {
     uint32_t n_ctx;             /* 0 = the model's own context length */
     mx_cpu_level cpu_level;     /* highest level to use */
     const char *fingerprint_cache_dir; /* folder for cached fingerprints, NULL = always hash */
+    unsigned n_workers;         /* with pool NULL: size of the pool to reckon memory for */
 } mx_model_options;
 
 typedef struct mx_model_config {

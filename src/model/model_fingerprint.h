@@ -2,10 +2,13 @@
  *
  * model_fingerprint.h: what a model file's bytes are called, and a memory of it.
  *
- * The fingerprint is a tree hash, so that all cores can work on it: SHA-256 over (tag, file size,
- * SHA-256 of each MiB); of a model in several files, SHA-256 over (another tag, that of each). Hashing a large file takes seconds, so the result is kept in a small file
- * whose key is what the system says about the file (device, inode, size, times), never its path: a
- * changed file is hashed again, a moved one is not.
+ * The fingerprint of a file is a tree hash, so that all cores can work on it: SHA-256 over (tag, file
+ * size, SHA-256 of each MiB). That of a model in several files is SHA-256 over (another tag, SHA-256
+ * over those of the files in their order).
+ *
+ * Hashing a large file takes seconds, so the fingerprint of each file is kept in a small file of its
+ * own, whose key is what the system says about the file (device, inode, size, times), never its path:
+ * a changed file is hashed again, a moved one is not.
  */
 #ifndef MX_MODEL_FINGERPRINT_H
 #define MX_MODEL_FINGERPRINT_H

@@ -214,6 +214,17 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
     }
 }
 
+/* Points ws at one head's tiles of the pages that hold the tokens first..end-1. */
+static void find_tiles(const mx_model *m, mx_worker_scratch *ws, const mx_seq *seq,
+                       uint32_t kv_layer, uint32_t kv_head, uint32_t first, uint32_t end)
+{
+    for (uint32_t i = first / MX_PAGE_TOKENS; i * MX_PAGE_TOKENS < end; i++) {
+        uint8_t *payload = seq->pages[i]->payload;
+        ws->k_tiles[i] = mx_page_k_tile(&m->kv_shape, payload, kv_layer, kv_head);
+        ws->v_tiles[i] = mx_page_v_tile(&m->kv_shape, payload, kv_layer, kv_head);
+    }
+}
+
 /* One key-value head for one group of rows: all query heads that share it, for all rows; in all
  * spans of the sequence or in one. */
 static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
@@ -249,13 +260,15 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
                 first_valid[n] = window != 0 && pos >= window ? pos + 1 - window : 0;
             }
         }
-        const mx_seq *seq = m->s.rows[g->first_row].seq;
-        const uint32_t n_pages = (n_valid[n - 1] - 1) / MX_PAGE_TOKENS + 1;
-        for (uint32_t i = 0; i < n_pages; i++) {
-            uint8_t *payload = seq->pages[i]->payload;
-            ws->k_tiles[i] = mx_page_k_tile(&m->kv_shape, payload, kv_layer, kv_head);
-            ws->v_tiles[i] = mx_page_v_tile(&m->kv_shape, payload, kv_layer, kv_head);
+        /* The first row sees the oldest token of all, the last row the newest. A span looks at its
+         * own pages only: all of them for each span would be quadratic in the length. */
+        uint32_t first = first_valid[0], stop = n_valid[n - 1];
+        if (g->n_spans != 0) {
+            const uint32_t at = (g->first_span + span) * MX_ATTN_SPAN, left = stop - at;
+            first = first > at ? first : at;
+            stop = at + (left < MX_ATTN_SPAN ? left : MX_ATTN_SPAN);
         }
+        find_tiles(m, ws, m->s.rows[g->first_row].seq, kv_layer, kv_head, first, stop);
         const mx_attn_args args = {
             .kv_type = m->kv_shape.type,
             .head_dim = d,
@@ -277,17 +290,31 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
     }
 }
 
-/* Puts the spans of a row together, if they were computed one by one. */
-static void join_spans(mx_model *m, size_t r)
+/* Puts spans together that were computed one by one. An item is a head of a row that was cut. */
+static void join_spans(mx_pass *p, unsigned worker, size_t begin, size_t end)
 {
-    mx_row *row = &m->s.rows[r];
+    (void)worker;
+    mx_model *m = p->m;
     const uint32_t d = m->bp.head_dim;
     const size_t part = mx_attn_part_floats(d);
-    for (uint32_t h = 0; row->n_parts != 0 && h < m->bp.n_heads; h++) {
+    for (size_t i = begin; i < end; i++) {
+        const size_t r = m->s.cut_rows[i / m->bp.n_heads], h = i % m->bp.n_heads;
+        const mx_row *row = &m->s.rows[r];
         m->kern->attention_merge(m->s.attn + r * mx_q_width(&m->bp) + h * d,
                                  row->parts + h * row->n_parts * part, part, row->n_parts, d);
     }
-    row->n_parts = 0; /* a layer without attention may come next */
+}
+
+/* So many spans of a head are worth waking a worker for: 3 to 8 us, where waking takes up to 4. */
+enum { SPANS_PER_TURN = 256 };
+
+static bool join_all_spans(mx_pass *p)
+{
+    const mx_state *s = &p->m->s;
+    const size_t n_heads = p->m->bp.n_heads;
+    return s->n_cut_rows == 0 ||
+           mx_pass_stage(p, s->n_cut_rows * n_heads,
+                         mx_max_size(SPANS_PER_TURN / s->most_parts, 1), join_spans);
 }
 
 static void quantize_attn_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
@@ -297,7 +324,6 @@ static void quantize_attn_rows(mx_pass *p, unsigned worker, size_t begin, size_t
     const uint32_t n = mx_q_width(&m->bp);
     const uint32_t gate_at = n + 2 * mx_kv_width(&m->bp);
     for (size_t r = begin; r < end; r++) {
-        join_spans(m, r);
         float *y = m->s.attn + r * n;
         if (m->bp.arch->has_gdn) {
             m->kern->sigmoid_mul(y, m->s.qkv + r * mx_qkv_width(&m->bp) + gate_at, n);
@@ -413,8 +439,12 @@ static void split_group(mx_pass *p, mx_row_group *g, size_t *used)
         mx_row *row = &s->rows[g->first_row + i];
         row->n_parts = g->n_spans;
         row->parts = splits ? s->parts + *used : NULL;
-        *used += splits ? floats : 0;
+        if (splits) {
+            *used += floats;
+            s->cut_rows[s->n_cut_rows++] = g->first_row + i;
+        }
     }
+    s->most_parts = g->n_spans > s->most_parts ? g->n_spans : s->most_parts;
 }
 
 /* Groups the rows for the attention stage. Last group first: in a prompt it sees the most tokens;
@@ -435,6 +465,7 @@ static void group_rows(mx_pass *p)
     }
     size_t used = 0;
     s->n_attn_items = 0;
+    s->n_cut_rows = s->most_parts = 0;
     for (uint32_t i = s->n_groups; i-- > 0;) {
         mx_row_group *g = &s->groups[i];
         split_group(p, g, &used);
@@ -455,7 +486,9 @@ void mx_pass_keep_wanted_rows(mx_pass *p)
 {
     mx_state *s = &p->m->s;
     const mx_blueprint *bp = &p->m->bp;
-    const size_t width = mx_qkv_width(bp), v_width = mx_v_width(bp);
+    const size_t width = mx_qkv_width(bp);
+    /* A recurrence has given its output by now, attention comes only after this. */
+    const size_t v_width = mx_layer_is_gdn(bp, p->layer) ? mx_v_width(bp) : 0;
     uint32_t n = 0;
     report_bad_rows(s, p->batch);
     for (uint32_t r = 0; r < s->n_rows; r++) {
@@ -517,7 +550,7 @@ static bool forward_attention(mx_pass *p, const mx_layer *l, bool is_last)
         }
     }
     group_rows(p);
-    if (!mx_pass_stage(p, s->n_attn_items, 1, attend) ||
+    if (!mx_pass_stage(p, s->n_attn_items, 1, attend) || !join_all_spans(p) ||
         !mx_pass_rows(p, quantize_attn_rows))
     {
         return false;

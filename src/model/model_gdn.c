@@ -22,7 +22,8 @@
 
 enum {
     COLUMNS = 64,   /* of S in an item of stage 2: 32 KiB for 128 keys */
-    TURN_ROWS = 64, /* heads x rows that are worth waking a worker for */
+    TURN_ROWS = 64, /* heads x rows that are worth waking a worker for, in stage 1 */
+    STEP_ROWS = 4,  /* the same in stage 2, of which an item does 16 times as much */
 };
 
 /* ---- the batch ------------------------------------------------------------------------------- */
@@ -220,6 +221,16 @@ static void gate_output(mx_pass *p, unsigned worker, size_t begin, size_t end)
     }
 }
 
+/* Runs a stage that goes over all rows of a run in each of its n items. Workers are woken when there is
+ * a whole turn for a second one, too: not for the last of 65 items. */
+static bool run_items(mx_pass *p, size_t n, size_t turn_rows, mx_pass_item *item)
+{
+    const mx_state *s = &p->m->s;
+    const size_t rows_per_run = (s->n_rows + s->n_runs - 1) / s->n_runs;
+    const size_t turn = mx_max_size(turn_rows / rows_per_run, 1);
+    return mx_pass_stage(p, n, n < 2 * turn ? n : turn, item);
+}
+
 /* ---- the layer ------------------------------------------------------------------------------- */
 
 bool mx_gdn_forward(mx_pass *p, const mx_layer *l, bool is_last)
@@ -235,12 +246,9 @@ bool mx_gdn_forward(mx_pass *p, const mx_layer *l, bool is_last)
     if (!mx_pass_matmul(p)) {
         return false;
     }
-    /* Few rows per run make small items: then some at a time. */
-    const size_t rows_per_run = (s->n_rows + s->n_runs - 1) / s->n_runs;
-    const size_t chunk = mx_max_size(TURN_ROWS / rows_per_run, 1);
-    const size_t n_steps = (size_t)s->n_runs * bp->gdn.n_v_heads * n_column_groups(bp);
-    if (!mx_pass_stage(p, (size_t)s->n_runs * (n_heads(bp) + 1), chunk, convolve) ||
-        !mx_pass_stage(p, n_steps, mx_max_size(chunk / 16, 1), step))
+    const size_t n_runs = s->n_runs;
+    if (!run_items(p, n_runs * (n_heads(bp) + 1), TURN_ROWS, convolve) ||
+        !run_items(p, n_runs * bp->gdn.n_v_heads * n_column_groups(bp), STEP_ROWS, step))
     {
         return false;
     }

@@ -294,10 +294,12 @@ typedef struct mx_state {
     float *attn;          /* [max_rows][q_width], or [max_rows][v_width] */
     float *parts;         /* [parts_cap] results of spans, for the rows that point there */
     size_t parts_cap, n_attn_items;
+    uint32_t *cut_rows;   /* [max_rows] those with parts in this layer, */
+    uint32_t n_cut_rows, most_parts; /* and how many one of them has at most */
     float *gate_up;       /* [max_rows x visits][2 n_ff] */
     mx_act act_embd;      /* rows of n_embd */
-    mx_act act_attn;      /* rows of q_width */
-    mx_act act_gdn;       /* rows of v_width, in the same memory */
+    mx_act act_attn;      /* rows of q_width, of 16 bits in any case */
+    mx_act act_gdn;       /* rows of v_width, likewise, in the same memory */
     mx_act act_ff;        /* [max_rows x visits] rows of n_ff */
     mx_moe moe;
     mx_matmul_job *jobs;  /* as many as any stage has */
@@ -317,7 +319,8 @@ struct mx_model {
     mx_kv_shape kv_shape;
     const mx_kern *kern;
     mx_act_type act_type;
-    mx_pool *pool; /* borrowed */
+    mx_pool *pool; /* borrowed; NULL when the model is only looked at */
+    unsigned n_workers; /* the pool's size, or that of the pool to reckon memory for */
     mx_tokenizer *tokenizer;
     char *chat_template;
     size_t chat_template_len;

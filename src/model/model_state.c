@@ -33,11 +33,11 @@ static void *part(layout *l, size_t count, size_t elem_bytes)
 
 static void act_part(layout *l, mx_act_type type, mx_act *a, uint32_t max_rows, uint32_t n_cols)
 {
-    size_t bytes = mx_act_bytes_as(type, max_rows, n_cols);
+    size_t bytes = mx_act_bytes(type, max_rows, n_cols);
     l->is_too_big |= bytes == 0;
     void *memory = part(l, 1, bytes);
     if (memory != NULL) {
-        mx_act_bind_as(a, type, max_rows, n_cols, memory);
+        mx_act_bind(a, type, max_rows, n_cols, memory);
     }
 }
 
@@ -80,23 +80,21 @@ static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places)
     }
 }
 
-/* The mixer's output as activations: of attention or of GDN, never of both at once. */
+/* The mixer's output as activations: of attention or of GDN, never of both at once. It has 16 bits
+ * in any case (docs/numerics.md section 3). */
 static void lay_out_mixed(mx_model *m, layout *l)
 {
     mx_state *s = &m->s;
     const uint32_t rows = m->max_batch_rows, q_width = mx_q_width(&m->bp);
     const uint32_t v_width = mx_v_width(&m->bp);
-    const size_t q_bytes = mx_act_bytes(rows, q_width);
-    const size_t v_bytes = v_width > 0 ? mx_act_bytes(rows, v_width) : 0;
     s->attn = part(l, rows, mx_max_size(q_width, v_width) * sizeof(float));
-    l->is_too_big |= q_bytes == 0 || (v_width > 0 && v_bytes == 0);
-    void *memory = part(l, 1, mx_max_size(q_bytes, v_bytes));
-    if (memory == NULL) {
-        return;
-    }
-    mx_act_bind(&s->act_attn, rows, q_width, memory);
+    const size_t begin = l->at;
+    act_part(l, MX_ACT_16, &s->act_attn, rows, q_width);
     if (v_width > 0) {
-        mx_act_bind(&s->act_gdn, rows, v_width, memory);
+        const size_t end = l->at;
+        l->at = begin; /* the same memory */
+        act_part(l, MX_ACT_16, &s->act_gdn, rows, v_width);
+        l->at = mx_max_size(l->at, end);
     }
 }
 
@@ -109,6 +107,7 @@ static void lay_out(mx_model *m, layout *l)
                                                                : m->max_logit_rows;
     s->rows = part(l, rows, sizeof *s->rows);
     s->groups = part(l, rows, sizeof *s->groups);
+    s->cut_rows = part(l, rows, sizeof *s->cut_rows);
     s->x = part(l, rows, bp->n_embd * sizeof(float));
     s->h = part(l, rows, bp->n_embd * sizeof(float));
     s->runs = bp->arch->has_gdn ? part(l, rows, sizeof *s->runs) : NULL;
@@ -130,13 +129,12 @@ static void lay_out(mx_model *m, layout *l)
     act_part(l, m->act_type, &s->act_embd, head_rows, bp->n_embd);
     act_part(l, m->act_type, &s->act_ff, (uint32_t)n_places, bp->n_ff);
 
-    unsigned n_workers = m->pool != NULL ? mx_pool_size(m->pool) : 0;
     size_t matmul_bytes = largest_matmul_scratch(&m->w, bp);
     size_t attn_floats = m->kern->attn_scratch_floats(bp->head_dim, MX_ATTN_QUERIES);
     size_t max_pages = (size_t)bp->n_ctx / MX_PAGE_TOKENS + 1;
-    s->workers = part(l, n_workers, sizeof *s->workers);
+    s->workers = part(l, m->n_workers, sizeof *s->workers);
     s->has_rope = part(l, max_pages, sizeof *s->has_rope);
-    for (unsigned i = 0; i < n_workers; i++) {
+    for (unsigned i = 0; i < m->n_workers; i++) {
         mx_worker_scratch ws = {
             .matmul = part(l, 1, matmul_bytes),
             .attention = part(l, attn_floats, sizeof(float)),

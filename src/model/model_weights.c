@@ -186,6 +186,11 @@ static mx_err want_qkv(loader *l, const mx_blueprint *bp, uint32_t i, mx_layer *
     char name[64];
     uint32_t q = mx_q_width(bp), kv = mx_kv_width(bp);
     if (mx_gguf_find_tensor(l->g, in_layer(name, i, "attn_qkv.weight")) != NULL) {
+        if (bp->arch->has_gdn) { /* where would the gate be? */
+            return mx_fail(l->eb, MX_E_UNSUPPORTED, "tensor %s: queries, keys and values in one "
+                           "tensor are not supported in the attention layers of architecture %s",
+                           name, bp->arch->name);
+        }
         layer->n_qkv = 1;
         MX_TRY(want_matrix(l, name, bp->n_embd, q + 2 * kv, &layer->qkv[0]));
     } else {
@@ -612,8 +617,6 @@ static mx_err run_pieces(loader *l, uint8_t *arena, mx_pool *pool)
 
 static mx_err repack_all(loader *l, mx_weights *w, mx_pool *pool)
 {
-    /* Rounded up, so that the last large page is whole. */
-    w->arena_bytes = mx_round_up(l->arena_bytes, MX_HUGE_PAGE);
     w->arena = mx_alloc_pages(w->arena_bytes);
     if (w->arena == NULL) {
         return mx_fail(l->eb, MX_E_NOMEM, "no memory for the model's weights (%zu MiB)",
@@ -628,8 +631,6 @@ static mx_err repack_all(loader *l, mx_weights *w, mx_pool *pool)
     if (w->output.panels == NULL) {
         w->output = w->token_embd;
     }
-    w->n_params = l->n_params;
-    w->n_mtp_params = l->n_mtp_params;
     return MX_OK;
 }
 
@@ -662,11 +663,12 @@ mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, 
         deal_out_experts(w, bp);
         e = look_up(&l, w, bp);
     }
-    if (e == MX_OK && pool == NULL) {
-        w->arena_bytes = mx_round_up(l.arena_bytes, MX_HUGE_PAGE);
+    if (e == MX_OK) {
         w->n_params = l.n_params;
-    } else if (e == MX_OK) {
-        e = repack_all(&l, w, pool);
+        w->n_mtp_params = l.n_mtp_params;
+        /* Rounded up, so that the last large page is whole. */
+        w->arena_bytes = mx_round_up(l.arena_bytes, MX_HUGE_PAGE);
+        e = pool != NULL ? repack_all(&l, w, pool) : MX_OK;
     }
     mx_free(l.items);
     mx_free(l.vectors);

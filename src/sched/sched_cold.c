@@ -489,8 +489,9 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
     size_t n_full = r->seq.n_tokens / MX_PAGE_TOKENS;
     while (r->n_cold_pages < n_full) {
         mx_page *page = r->seq.pages[r->n_cold_pages];
-        if (store_page(e, &r->root, page, MX_PAGE_TOKENS, &page->id) != MX_OK) {
-            if (with_entry && kind == MX_ENTRY_TURN) {
+        mx_err err = store_page(e, &r->root, page, MX_PAGE_TOKENS, &page->id);
+        if (err != MX_OK) {
+            if (with_entry && kind == MX_ENTRY_TURN && err == MX_E_FULL) {
                 mx_log(e->is_queue_full ? MX_LOG_DEBUG : MX_LOG_WARN,
                        "cold: request=%s the write queue is full, pages_dropped=%zu; said once "
                        "until it has room again", r->params.id, n_full - r->n_cold_pages);

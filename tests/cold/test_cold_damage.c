@@ -289,6 +289,39 @@ static void test_writer_repairs_wrong_size(void **arg)
     assert_int_equal(help_read_talk(s->c, &s->talk, s->talk.n), s->talk.n);
 }
 
+/* A read that meets one damaged file says so, however many the writer condemns meanwhile. */
+static void test_damage_counts_for_the_job_that_met_it(void **arg)
+{
+    enum { ROUNDS = 50 };
+    state *s = *arg;
+    static uint8_t good[FILE_CAP];
+    char path[700];
+    page_path(s, 2, path);
+    size_t n = help_slurp(path, good, sizeof good);
+    talk_make(&s->other, &s->root, 2, 0, MAX_PAGES * MX_PAGE_TOKENS);
+    for (int i = 0; i < ROUNDS; i++) {
+        help_spill(path, good, n - 1);
+        mx_cold_job condemn = {.kind = MX_COLD_CONDEMN,
+                               .root = s->root,
+                               .page_ids = s->other.ids,
+                               .n_pages = s->other.n_ids,
+                               .reason = "test"};
+        mx_cold_job probe = {.kind = MX_COLD_PROBE,
+                             .root = s->root,
+                             .parent_id = s->root,
+                             .tokens = s->talk.tokens,
+                             .n_tokens = 3 * MX_PAGE_TOKENS};
+        assert_int_equal(mx_cold_submit(s->c, &condemn), MX_OK);
+        assert_int_equal(mx_cold_submit(s->c, &probe), MX_OK);
+        (void)help_wait(s->c);
+        (void)help_wait(s->c);
+        assert_int_equal(condemn.status, MX_OK);
+        assert_int_equal(probe.status, MX_OK);
+        assert_int_equal(probe.n_condemned, 1);
+        assert_int_equal(probe.n_full, 2);
+    }
+}
+
 int main(void)
 {
     mx_log_set_level(MX_LOG_ERROR);
@@ -301,6 +334,7 @@ int main(void)
         T(test_good_files_in_wrong_places),
         T(test_links_and_pipes),
         T(test_writer_repairs_wrong_size),
+        T(test_damage_counts_for_the_job_that_met_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,8 @@
  */
 #include "cold/cold_help.h"
 
+#include "cold/cold_tools.h"
+
 #include <sys/file.h>
 #include <sys/mount.h>
 
@@ -80,6 +82,35 @@ static void test_reading_makes_young(void **arg)
     c = help_open_settled(&s->cfg);
     sweep(c);
     assert_int_equal(help_read_talk(c, &s->talk, 640), 640);
+    assert_true(help_read_talk(c, &s->other, 640) < 640);
+    mx_cold_close(c);
+}
+
+/* So is its manifest, though no reader touches that: without it nobody could tell after a restart how
+ * the conversation goes on inside of a page. */
+static void test_reading_makes_the_manifest_young(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 100);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    talk_make(&s->other, &s->root, 2, 0, 640);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    int64_t age = 9000;
+    help_each_file(s->root_dir, ".session", help_age, &age);
+    assert_int_equal(help_read_talk(c, &s->talk, 100), 100);
+    mx_cold_close(c);
+    s->cfg.max_bytes = 12 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
+    c = help_open_settled(&s->cfg);
+    sweep(c);
+    mx_cold_close(c);
+    char hex[65], path[700];
+    mx_hash256_hex(&s->talk.ids[1], hex);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1); /* the other's went with its last page */
+    c = help_open_settled(&s->cfg);
+    assert_int_equal(help_read_talk(c, &s->talk, 90), 90);
     assert_true(help_read_talk(c, &s->other, 640) < 640);
     mx_cold_close(c);
 }
@@ -191,6 +222,63 @@ static void test_superfluous_manifests_go(void **arg)
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".session"), 0);
     assert_false(mx_cold_has_page(c, &s->talk.ids[0]));
+    mx_cold_close(c);
+}
+
+/* A beginning that was stored as an entry, too, outlives the entry that went on from it. */
+static void test_manifest_stays_when_the_longer_one_goes(void **arg)
+{
+    state *s = *arg;
+    s->cfg.tuning.delete_age_s = 0; /* the default: 10 minutes */
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 128);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    talk_make(&s->other, &s->root, 1, 0, 320);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    sweep(c); /* both are too young to go */
+    assert_int_equal(help_count(s->root_dir, ".session"), 2);
+    mx_cold_counts n;
+    mx_errbuf eb;
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->other.ids[4], &n, &eb), MX_OK);
+    assert_int_equal(n.n_files, 1 + 3);
+    int64_t age = 700;
+    help_each_file(s->root_dir, "", help_age, &age);
+    sweep(c);
+    sweep(c);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1);
+    assert_int_equal(help_count(s->root_dir, ".page"), 2);
+    /* The longer one comes back: now the shorter one says nothing that it does not. */
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    help_each_file(s->root_dir, "", help_age, &age);
+    sweep(c);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1);
+    assert_int_equal(help_read_talk(c, &s->other, 320), 320);
+    mx_cold_close(c);
+}
+
+/* What a later version has written may be of use in a way that we do not know. */
+static void test_manifest_of_another_version_stays(void **arg)
+{
+    state *s = *arg;
+    uint8_t bytes[4096];
+    char hex[65], path[700];
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 128);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    mx_cold_close(c);
+    mx_hash256_hex(&s->talk.ids[1], hex);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    size_t n = help_slurp(path, bytes, sizeof bytes);
+    mx_put_le32(bytes + 8, 3);
+    mx_hash128 sum = mx_xxh3_128(bytes, 240);
+    memcpy(bytes + 240, sum.b, sizeof sum.b);
+    help_spill(path, bytes, n);
+    char page[700];
+    snprintf(page, sizeof page, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    assert_int_equal(unlink(page), 0);
+    c = help_open_settled(&s->cfg);
+    sweep(c);
+    assert_int_equal(access(path, F_OK), 0);
     mx_cold_close(c);
 }
 
@@ -476,10 +564,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_over_budget_goes_leaf_first),
         T(test_reading_makes_young),
+        T(test_reading_makes_the_manifest_young),
         T(test_young_files_are_never_deleted),
         T(test_writer_starts_the_sweep),
         T(test_superseded_partial_pages_go),
         T(test_superfluous_manifests_go),
+        T(test_manifest_stays_when_the_longer_one_goes),
+        T(test_manifest_of_another_version_stays),
         T(test_leftovers_and_foreign_names),
         T(test_times_in_the_future),
         T(test_limit_covers_all_models),

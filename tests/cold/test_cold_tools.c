@@ -6,6 +6,8 @@
 
 #include "cold/cold_tools.h"
 
+#include <sys/resource.h>
+
 enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
 
 typedef help_bed state;
@@ -92,7 +94,10 @@ static void test_gc_knows_the_time_to_live(void **arg)
     age_all(s, ".session", 60 * DAY_S); /* of the other, too: its pages are young */
     assert_int_equal(gc(s, UINT64_MAX, 0).n_files, 0);
     assert_int_equal(gc(s, UINT64_MAX, 41 * DAY_S).n_files, 0);
-    assert_int_equal(gc(s, UINT64_MAX, 30 * DAY_S).n_files, 5 + 1);
+    spill_aged(s, "quarantine/young", 29 * DAY_S);
+    spill_aged(s, "quarantine/old", 31 * DAY_S);
+    assert_int_equal(gc(s, UINT64_MAX, 30 * DAY_S).n_files, 5 + 1 + 1);
+    assert_true(is_there(s, "quarantine/young") && !is_there(s, "quarantine/old"));
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
     assert_int_equal(read_talk(s, &s->other), 200);
     assert_int_equal(read_talk(s, &s->talk), 0);
@@ -114,6 +119,20 @@ static void test_gc_goes_leaf_first_to_the_limit(void **arg)
     assert_int_equal(help_count(s->root_dir, ".page") + help_count(s->root_dir, ".session"), 0);
 }
 
+/* The rows of a tail can be found by its manifest only: that is as young as the tail. */
+static void test_gc_leaves_the_manifest_of_what_is_used(void **arg)
+{
+    state *s = *arg;
+    write_talk(s, &s->talk, 1, 100);
+    write_talk(s, &s->other, 2, 640);
+    age_all(s, ".session", 9000);
+    assert_int_equal(read_talk(s, &s->talk), 100);
+    gc(s, 5 * FILE_BYTES, 0);
+    talk_cut(&s->talk, 90);
+    assert_int_equal(read_talk(s, &s->talk), 90);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1);
+}
+
 /* What is not seen must not look as if it were not there. */
 static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
 {
@@ -130,6 +149,77 @@ static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
     assert_int_equal(help_count(s->root_dir, ".page"), 10);
     assert_int_equal(chmod(path, 0700), 0);
     assert_int_equal(gc(s, 0, 0).n_files, 11);
+}
+
+/* ---- one entry -------------------------------------------------------------------------------- */
+
+static size_t count_all(const state *s)
+{
+    return help_count(s->root_dir, ".page") + help_count(s->root_dir, ".session");
+}
+
+/* With one file descriptor more at each try, something else cannot be opened: the removal either
+ * takes all that it should, or nothing; what another entry names stays. */
+static void test_rm_that_cannot_read_another_entry_takes_nothing(void **arg)
+{
+    state *s = *arg;
+    write_talk(s, &s->talk, 1, 640);
+    s->other = s->talk;
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->other, &s->root, 2, 320, 640);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    mx_cold_close(c);
+    size_t all = count_all(s);
+    assert_int_equal(all, 10 + 5 + 2);
+    int first_free = open("/", O_RDONLY);
+    close(first_free);
+    struct rlimit before, few;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    mx_err err = MX_E_IO;
+    size_t n_failed = 0;
+    for (int n = first_free; err != MX_OK; n++) {
+        mx_cold_counts counts;
+        mx_errbuf eb = {{0}};
+        few = (struct rlimit){(rlim_t)n, before.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        err = mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], &counts, &eb);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+        if (err != MX_OK) {
+            assert_string_not_equal(eb.text, "");
+            assert_int_equal(count_all(s), all);
+            n_failed++;
+        }
+    }
+    assert_true(n_failed >= 6); /* one each for what it opens */
+    assert_int_equal(count_all(s), all - 5 - 1);
+    assert_int_equal(read_talk(s, &s->other), 640);
+}
+
+/* A page that was found to be damaged holds text, too. */
+static void test_rm_empties_quarantine(void **arg)
+{
+    state *s = *arg;
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    write_talk(s, &s->talk, 1, 640);
+    write_talk(s, &s->other, 2, 640);
+    char hex[65], path[700];
+    mx_hash256_hex(&s->talk.ids[4], hex);
+    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    assert_int_equal(truncate(path, 5000), 0);
+    assert_int_equal(read_talk(s, &s->talk), 4 * 64);
+    spill_aged(s, "trash/left", 0);
+    snprintf(path, sizeof path, "quarantine/%s.page", hex);
+    assert_true(is_there(s, path));
+    mx_hash256 unknown = help_root(7);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &unknown, &n, &eb), MX_E_NOT_FOUND);
+    assert_true(is_there(s, path)); /* that was nobody's */
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], &n, &eb), MX_OK);
+    assert_int_equal(n.n_files, 9 + 1 + 2 + 1);
+    assert_false(is_there(s, path));
+    assert_int_equal(help_count(s->root_dir, ".reason"), 0);
+    assert_false(is_there(s, "trash/left"));
+    assert_int_equal(read_talk(s, &s->other), 640);
 }
 
 /* ---- one model -------------------------------------------------------------------------------- */
@@ -165,7 +255,10 @@ int main(void)
         T(test_gc_takes_leftovers),
         T(test_gc_knows_the_time_to_live),
         T(test_gc_goes_leaf_first_to_the_limit),
+        T(test_gc_leaves_the_manifest_of_what_is_used),
         T(test_gc_that_cannot_see_all_takes_nothing),
+        T(test_rm_that_cannot_read_another_entry_takes_nothing),
+        T(test_rm_empties_quarantine),
         T(test_remove_folder_leaves_the_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

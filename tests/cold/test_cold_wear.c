@@ -85,7 +85,7 @@ static size_t count_writes(mx_cold *c, talk *t, const mx_hash256 *root, uint64_t
     talk_make(t, root, seed, 0, 10 * 64);
     for (size_t i = 0; i < 10; i++) {
         mx_err err = help_write_page(c, t, i);
-        assert_true(err == MX_OK || err == MX_E_FULL);
+        assert_true(err == MX_OK || err == MX_E_LIMIT);
         n += err == MX_OK;
     }
     return n;
@@ -100,10 +100,27 @@ static void test_write_budget(void **arg)
     mx_cold_stats st = stats_of(c);
     assert_int_equal(st.dropped_budget, 4);
     assert_int_equal(st.bytes_today, 6 * FILE_BYTES);
+    assert_int_equal(st.write_failures, 0); /* nothing has failed */
     assert_false(st.is_degraded);
     /* What is there is not written, and costs nothing; it is read as ever. */
     assert_int_equal(help_write_page(c, &s->talk, 0), MX_OK);
     assert_int_equal(help_read_talk(c, &s->talk, 640), 6 * 64);
+    assert_int_equal(help_write_session(c, &s->talk), MX_E_NOT_FOUND);
+    assert_int_equal(stats_of(c).write_failures, 0);
+    /* What is refused is refused at once, not carried to the writer. */
+    uint8_t payload[TINY_BYTES] = {0};
+    mx_cold_job job = {.kind = MX_COLD_WRITE_PAGE,
+                       .root = s->root,
+                       .parent_id = s->talk.ids[8],
+                       .first_page = 9,
+                       .tokens = s->talk.tokens + 9 * MX_PAGE_TOKENS,
+                       .n_tokens = MX_PAGE_TOKENS,
+                       .payload = payload,
+                       .page_id = s->talk.ids[9]};
+    assert_int_equal(mx_cold_submit(c, &job), MX_E_LIMIT);
+    assert_int_equal(stats_of(c).queued_jobs, 0);
+    assert_int_equal(stats_of(c).dropped_budget, 5);
+    assert_true(mx_cold_flush(c, 1000000)); /* nothing queued was lost */
     mx_cold_close(c);
 
     c = help_open_settled(&s->cfg); /* a restart is no new day */

@@ -332,7 +332,9 @@ def test_write_budget_outlives_a_restart(start):
     ssd = s.info()["ssd"]
     assert 0 < ssd["bytes_today"] <= 4 << 20 and ssd["files_expired"] == 0
     assert ssd["dropped_budget"] > 0 and not ssd["is_degraded"]
-    assert "--ssd-write-budget" in "".join(s.log_lines)
+    assert ssd["write_failures"] == 0
+    assert sum("--ssd-write-budget" in line for line in s.log_lines) == 1
+    assert not any("queue is full" in line for line in s.log_lines)
     assert s.stop() == 0
     s = start(*EXACT)
     assert s.chat(conversation(31)).cached > 64

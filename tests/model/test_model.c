@@ -273,6 +273,9 @@ static void bad_hybrids_are_refused(void **state)
     s.attn_period = 3;
     refused(&s, 0, MX_E_UNSUPPORTED, "2 layers, of which every 3th has attention");
     s = tiny_hybrid();
+    s.has_fused_qkv = true; /* the gate of attention would be missing */
+    refused(&s, 0, MX_E_UNSUPPORTED, "blk.1.attn_qkv.weight: queries, keys and values in one tensor");
+    s = tiny_hybrid();
     s.has_ssm_in = true; /* only where value heads of one key head stand together */
     refused(&s, 0, MX_E_FORMAT, "lacks tensor blk.0.attn_qkv.weight");
     s = tiny_mixture();
