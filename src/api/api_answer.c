@@ -417,6 +417,8 @@ static bool create_request(answer *s, size_t i, const mx_api_params *a, mx_promp
         .salt = salt,
         .marks = prompt->marks,
         .n_marks = prompt->n_marks,
+        .turns = prompt->turns.list,
+        .n_turns = prompt->turns.n,
         .wake = mx_waker_wake,
         .wake_arg = s->waker,
     };

@@ -194,7 +194,8 @@ static void info_cold(mx_api *a, const mx_engine_stats *s, mx_buf *b)
                       "\"pages_read\":%llu,\"bytes_read\":%llu,\"quarantined\":%llu,"
                       "\"files_swept\":%llu,\"bytes_swept\":%llu,\"files_expired\":%llu,"
                       "\"bytes_today\":%llu,\"dropped_budget\":%llu,"
-                      "\"queued_jobs\":%llu,\"queued_bytes\":%llu,\"read_bytes_per_us\":%.3f",
+                      "\"turns\":%llu,\"queued_jobs\":%llu,\"queued_bytes\":%llu,"
+                      "\"read_bytes_per_us\":%.3f",
                       (unsigned long long)c->files, (unsigned long long)c->bytes,
                       (unsigned long long)c->pages_written, (unsigned long long)c->bytes_written,
                       (unsigned long long)c->sessions_written,
@@ -204,7 +205,7 @@ static void info_cold(mx_api *a, const mx_engine_stats *s, mx_buf *b)
                       (unsigned long long)c->quarantined, (unsigned long long)c->files_swept,
                       (unsigned long long)c->bytes_swept, (unsigned long long)c->files_expired,
                       (unsigned long long)c->bytes_today, (unsigned long long)c->dropped_budget,
-                      (unsigned long long)c->queued_jobs,
+                      (unsigned long long)c->turns, (unsigned long long)c->queued_jobs,
                       (unsigned long long)c->queued_bytes, c->read_bytes_per_us);
     }
     mx_buf_char(b, '}');

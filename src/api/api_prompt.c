@@ -74,6 +74,10 @@ static void keep_sampled(mx_api *a, const source *s, const mx_recall_text *t, mx
     mx_tokens ids = {0};
     mx_turns turns = {0};
     size_t at = mx_recall_find(a->recall, tok, t, &ids, &turns);
+    if (mx_api_fetch_turns(a, t, at)) {
+        ids.n = turns.n = 0;
+        at = mx_recall_find(a->recall, tok, t, &ids, &turns);
+    }
     bool is_whole = at > 0 && mx_tokenizer_encode_rest(tok, s->text.ptr, s->text.len, s->markup,
                                                        s->n_markup, at, &ids) == MX_OK;
     if (is_whole) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Entries are immutable blocks, sorted by the length of their prompt's text. A search takes those that
- * are short enough, sums the new text up once from left to right, stopping at each of their lengths,
- * and compares names (SHA-256) only where the sum agrees, longest first. So it costs one walk over
- * the text and one over the entries, however much they have in common; comparing all of them would
- * read the same system prompt thousands of times.
+ * Entries are immutable blocks, sorted by the length of their prompt's text. A search takes those
+ * that are short enough, sums the new text up once from left to right, stopping at each of their
+ * lengths, and compares names (SHA-256) only where the sum agrees, longest first. So it costs one
+ * walk over the text and one over the entries, however much they have in common; comparing all of
+ * them would read the same system prompt thousands of times.
  *
  * The sum is fast and nobody's secret: a collision costs one more name and nothing else.
  *
@@ -400,8 +400,8 @@ static void compare_answer(const mx_tokenizer *tok, const mx_recall_text *t, con
     }
 }
 
-/* The longest prompt to which some answer agrees; only where there is none, the longest prompt. list:
- * those whose sum agrees are marked in agrees[]. */
+/* The longest prompt to which some answer agrees; only where there is none, the longest prompt.
+ * list: those whose sum agrees are marked in agrees[]. */
 static best_answer find_best(const mx_tokenizer *tok, const mx_recall_text *t, entry **list,
                              const bool *agrees, size_t n)
 {
@@ -571,7 +571,7 @@ void mx_recall_clear(mx_recall *m)
     }
     pthread_mutex_lock(&m->mu);
     while (m->n > 0) {
-        remove_locked(m, m->n - 1, &to_free); /* one that somebody is reading goes when he is done */
+        remove_locked(m, m->n - 1, &to_free); /* who is read goes when his reader is done */
     }
     pthread_mutex_unlock(&m->mu);
     free_all(to_free);

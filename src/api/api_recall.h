@@ -9,8 +9,8 @@
  * spell what follows; only what is behind that is tokenised (mx_tokenizer_encode_rest).
  *
  * Texts are not kept: their SHA-256 is their name. Bounded in entries and bytes; what was used
- * longest ago goes first. Any thread may call anything but create and destroy. It is a memory aid, not
- * a store: what does not fit, or finds no memory, is not remembered, and nobody fails for it.
+ * longest ago goes first. Any thread may call anything but create and destroy. It is a memory aid,
+ * not a store: what does not fit, or finds no memory, is not remembered, and nobody fails for it.
  */
 #ifndef MX_API_RECALL_H
 #define MX_API_RECALL_H
@@ -51,30 +51,31 @@ void mx_recall_destroy(mx_recall *m); /* NULL is allowed */
  * zero. False: no memory. */
 bool mx_recall_name(const mx_recall_text *t, size_t n_prompt, mx_turn *out) MX_MUST_CHECK;
 
-/* Remembers the ids of a prompt and its answer, which is the last of the turns (at least one); where
- * they begin with what is remembered of the same prompt, they replace it. Copies. */
+/* Remembers the ids of a prompt and its answer, which is the last of the turns (at least one);
+ * where they begin with what is remembered of the same prompt, they replace it. Copies. */
 void mx_recall_store(mx_recall *m, const mx_hash256 *scope, const mx_turns *turns,
                      const int32_t *ids, size_t n_ids);
 
-/* The longest remembered prompt of the same scope and kind that t begins with, byte for byte and with
- * control tokens at the same places, and that was answered with what follows; of several answers the one
- * that spells most of it. (Where no answer is in t, the longest prompt.) Appends the ids and, when
- * `turns` is given, the turns in them; returns the length of their text. 0 = none. */
+/* The longest remembered prompt of the same scope and kind that t begins with, byte for byte and
+ * with control tokens at the same places, and that was answered with what follows; of several
+ * answers the one that spells most of it. (Where no answer is in t, the longest prompt.) Appends
+ * the ids and, when `turns` is given, the turns in them; returns the length of their text. 0 =
+ * none. */
 size_t mx_recall_find(mx_recall *m, const mx_tokenizer *tok, const mx_recall_text *t,
                       mx_tokens *ids, mx_turns *turns);
 
-/* Which turns could help with t, though their ids are not here: out of list[0..n-1] those that name
- * a beginning of t longer than n_known bytes, longest first. Fills order[] with their indices; returns
- * how many (0 without memory). */
+/* Which turns could help with t, though their ids are not here: out of list[0..n-1] those that
+ * name a beginning of t longer than n_known bytes, longest first. Fills order[] with their
+ * indices; returns how many (0 without memory). */
 size_t mx_recall_match(const mx_recall_text *t, const mx_turn *list, size_t n, size_t n_known,
                        uint32_t *order);
 
 /* Forgets everything. NULL is allowed. */
 void mx_recall_clear(mx_recall *m);
 
-/* How many of the sampled ids have their text wholly at the beginning of `seen` (well-formed), up to
- * the end of a character; *n_bytes: how much of it they are. A character that was replaced and a
- * control token, which nobody sees, end it. */
+/* How many of the sampled ids have their text wholly at the beginning of `seen` (well-formed),
+ * up to the end of a character; *n_bytes: how much of it they are. A character that was replaced
+ * and a control token, which nobody sees, end it. */
 size_t mx_recall_shown(const mx_tokenizer *t, const int32_t *ids, size_t n, mx_str seen,
                        size_t *n_bytes);
 

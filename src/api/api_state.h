@@ -115,6 +115,9 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rul
                         mx_prompt **out, size_t *n, mx_problem *p);
 bool mx_api_text_prompts(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
                          mx_prompt **out, size_t *n, mx_problem *p);
+/* Puts into a->recall what the folder knows of an answer in t behind its first n_known bytes; waits for
+ * the folder, but not long. True: there was something. */
+bool mx_api_fetch_turns(mx_api *a, const mx_recall_text *t, size_t n_known);
 void mx_prompt_free(mx_prompt *prompt); /* what is in it */
 void mx_prompts_free(mx_prompt *prompts, size_t n);
 

@@ -364,6 +364,7 @@ bool mx_cold_reserve_stored(const mx_cold *c, mx_cold_scratch *s)
 static void free_memory(mx_cold *c)
 {
     mx_cold_index_destroy(c->index);
+    mx_cold_turns_destroy(c->turns);
     mx_free(c->dir);
     mx_free(c->model_json);
     free_scratch(&c->writer_scratch);
@@ -430,12 +431,14 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     c->dir = mx_strndup(cfg->dir, dir_len);
     c->model_json = cfg->model_json != NULL ? mx_strdup(cfg->model_json) : NULL;
     c->index = mx_cold_index_create();
+    c->turns = mx_cold_turns_create();
     c->writer_rows = mx_alloc_aligned(64, page_bytes);
     c->reader_rows = mx_alloc_aligned(64, page_bytes);
     c->reader_page = mx_alloc_aligned(64, page_bytes);
     bool has_scratch = make_scratch(&c->writer_scratch) && make_scratch(&c->reader_scratch)
                        && make_scratch(&c->sweeper_scratch);
     if (c->dir == NULL || (c->model_json == NULL && cfg->model_json != NULL) || c->index == NULL
+        || c->turns == NULL
         || c->writer_rows == NULL || c->reader_rows == NULL || c->reader_page == NULL
         || !has_scratch) {
         free_memory(c);
@@ -688,10 +691,25 @@ bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id)
     return mx_cold_index_has(c->index, page_id);
 }
 
+mx_err mx_cold_list_turns(mx_cold *c, const mx_hash256 *root, uint64_t min_bytes,
+                          uint64_t max_bytes, const uint8_t *nonce, uint64_t wait_us,
+                          mx_turn **turns, mx_hash256 **sessions, size_t *n)
+{
+    if (c->mode != MX_COLD_ON) { /* nothing could be read */
+        *turns = NULL;
+        *sessions = NULL;
+        *n = 0;
+        return MX_OK;
+    }
+    mx_cold_wait_loaded(c, wait_us);
+    return mx_cold_turns_list(c->turns, root, min_bytes, max_bytes, nonce, turns, sessions, n);
+}
+
 void mx_cold_get_stats(mx_cold *c, mx_cold_stats *out)
 {
     pthread_mutex_lock(&c->lock);
     *out = c->stats;
     out->max_bytes = c->max_bytes;
     pthread_mutex_unlock(&c->lock);
+    out->turns = mx_cold_turns_count(c->turns);
 }

@@ -17,6 +17,7 @@
 #define MX_COLD_H
 
 #include "base/gone.h"
+#include "cold/cold_turn.h"
 #include "kv/kv.h"
 
 #include <sys/types.h>
@@ -96,6 +97,7 @@ void mx_cold_close(mx_cold *c);
 typedef enum mx_cold_job_kind {
     MX_COLD_PROBE,
     MX_COLD_READ,
+    MX_COLD_READ_IDS,
     MX_COLD_WRITE_PAGE,
     MX_COLD_WRITE_STATE,
     MX_COLD_WRITE_SESSION,
@@ -105,6 +107,14 @@ typedef enum mx_cold_job_kind {
 enum { MX_COLD_NEXT_TOKENS = 8 };
 /* What mx_cold_abandon returns while the state of a READ is in use. */
 #define MX_COLD_STATE_PAYLOAD (SIZE_MAX - 1)
+
+typedef struct mx_cold_ids {
+    int32_t *ids;             /* [n] */
+    size_t n;
+    mx_turn *turns;           /* [n_turns] those that begin within the n tokens */
+    size_t n_turns;
+} mx_cold_ids;
+void mx_cold_ids_free(mx_cold_ids *found);
 
 typedef struct mx_cold_job mx_cold_job;
 struct mx_cold_job {
@@ -188,6 +198,13 @@ struct mx_cold_job {
     const uint64_t *state_positions; /* are left out; both like page_ids */
     size_t n_states;
     mx_hash256 session_id;    /* for logs; the file is named by the last page */
+    const mx_turn *turns;     /* [n_turns] the answers in it, at most MX_TURNS_MAX; like page_ids */
+    size_t n_turns;
+
+    /* READ_IDS in: page_id = a manifest. Out: its answers, and the tokens of its chain, fewer when a page
+     * is missing or bad. The caller's to mx_cold_ids_free. MX_E_NOT_FOUND: it is not there, or not
+     * under job->root. */
+    mx_cold_ids found;
 
     /* CONDEMN in: page_ids[n_pages] and state_ids[n_states], whose content is wrong though their sums
      * are right. From the submit on they count as absent; the writer, in its turn, moves the files to
@@ -226,6 +243,14 @@ bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id); /* or state */
 mx_hash256 mx_cold_state_identity(const mx_hash256 *root, const mx_hash256 *parent_id,
                                   uint64_t first_page, const int32_t *tokens, uint32_t n_tokens);
 
+/* The answers of which the folder's manifests tell, under this root: those whose prompt has more than
+ * min_bytes and at most max_bytes of text; with a nonce, only the one that has it. turns[n] and
+ * sessions[n], for READ_IDS, are the caller's to mx_free. Right after the start it waits for the
+ * manifests to be read, at most wait_us. MX_E_NOMEM: none. Any thread. */
+mx_err mx_cold_list_turns(mx_cold *c, const mx_hash256 *root, uint64_t min_bytes,
+                          uint64_t max_bytes, const uint8_t *nonce, uint64_t wait_us,
+                          mx_turn **turns, mx_hash256 **sessions, size_t *n);
+
 /* Waits until everything queued is durable or the deadline passes. True = all flushed, false = time
  * ran out or something queued could not be written. */
 bool mx_cold_flush(mx_cold *c, uint64_t timeout_us);
@@ -236,6 +261,7 @@ bool mx_cold_sweep(mx_cold *c, uint64_t timeout_us);
 typedef struct mx_cold_stats {
     bool is_degraded;
     char degraded_reason[160];
+    uint64_t turns;            /* answers whose ids are known to be in the folder */
     bool is_loaded;            /* names and manifests have been read after start */
     uint64_t files, bytes;     /* below dir/v1, of all models, as far as known */
     uint64_t max_bytes;

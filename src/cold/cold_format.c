@@ -9,9 +9,13 @@
 #include <assert.h>
 
 #include "cold/cold.h"
+#include "cold/cold_turn.h"
 
 static const uint8_t page_magic[8] = {0x89, 'M', 'X', 'P', 'A', 'G', 'E', '\n'};
 static const uint8_t manifest_magic[8] = {0x89, 'M', 'X', 'S', 'E', 'S', 'S', '\n'};
+_Static_assert((int)MX_DISK_TURN_BYTES == (int)MX_TURN_BYTES, "a turn on disk");
+_Static_assert((int)MX_DISK_MANIFEST_MAX_TURNS == (int)MX_TURNS_MAX, "turns of a manifest");
+
 static const char writer_build[32] = "mtplx file-format 1";
 
 /* The same in every version. */
@@ -56,7 +60,7 @@ enum {
     S_N_TOKENS = 104,
     S_N_PAGES = 112,
     S_N_STATES = 116,
-    S_TOOL_MAP = 120,
+    S_TURNS = 120,
     S_CREATED = 128,
     S_ORIGIN = 136,
     S_ZERO_1 = 140,
@@ -332,7 +336,8 @@ uint32_t mx_disk_codec(uint32_t method, mx_kv_type type)
 void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m)
 {
     assert(m->n_pages >= 1 && m->n_pages <= MX_DISK_MANIFEST_MAX_PAGES);
-    assert(m->n_states <= m->n_pages);
+    assert(m->n_states <= m->n_pages && m->n_turns <= MX_DISK_MANIFEST_MAX_TURNS);
+    size_t turns_bytes = MX_DISK_TURN_BYTES * (size_t)m->n_turns;
     uint8_t h[MX_DISK_MANIFEST_HEADER_BYTES] = {0};
     put_common(h, manifest_magic, sizeof h, &m->root);
     memcpy(h + S_SESSION, m->session_id.b, 32);
@@ -341,6 +346,7 @@ void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m)
     mx_put_le64(h + S_N_TOKENS, m->n_tokens);
     mx_put_le32(h + S_N_PAGES, m->n_pages);
     mx_put_le32(h + S_N_STATES, m->n_states);
+    mx_put_le64(h + S_TURNS, turns_bytes);
     mx_put_le64(h + S_CREATED, m->created_s);
     memcpy(h + S_BUILD, writer_build, sizeof writer_build);
     size_t at = out->len;
@@ -349,18 +355,32 @@ void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m)
     if (m->n_states > 0) {
         mx_buf_append(out, m->state_ids, 32 * (size_t)m->n_states);
     }
+    if (m->n_turns > 0) {
+        mx_buf_append(out, m->turns, turns_bytes);
+    }
     if (out->failed) {
         return;
     }
     uint8_t *header = (uint8_t *)out->ptr + at, *body = header + sizeof h;
-    put_sum(header + S_BODY_SUM, body, 32 * ((size_t)m->n_pages + m->n_states));
+    put_sum(header + S_BODY_SUM, body, 32 * ((size_t)m->n_pages + m->n_states) + turns_bytes);
     put_sum(header + S_HEADER_SUM, header, S_HEADER_SUM);
+}
+
+static bool are_turns(const uint8_t *b, uint64_t n, uint64_t n_tokens)
+{
+    mx_turn t;
+    for (uint64_t i = 0; i < n; i++) {
+        if (!mx_turn_decode(&t, b + i * MX_DISK_TURN_BYTES) || t.n_prompt >= n_tokens) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static mx_err check_manifest_fields(const uint8_t *b, size_t n, mx_errbuf *eb)
 {
     uint64_t n_pages = mx_get_le32(b + S_N_PAGES), n_states = mx_get_le32(b + S_N_STATES);
-    uint64_t n_tokens = mx_get_le64(b + S_N_TOKENS), map = mx_get_le64(b + S_TOOL_MAP);
+    uint64_t n_tokens = mx_get_le64(b + S_N_TOKENS), turns = mx_get_le64(b + S_TURNS);
     const char *bad = NULL;
     if (!is_zero(b + S_ZERO_1, 4) || !is_zero(b + S_ZERO_2, S_HEADER_SUM - S_ZERO_2)) {
         bad = "zero field";
@@ -375,13 +395,16 @@ static mx_err check_manifest_fields(const uint8_t *b, size_t n, mx_errbuf *eb)
         bad = "n_tokens";
     } else if (mx_get_le32(b + S_ORIGIN) > 1) {
         bad = "origin";
-    } else if (map > MX_DISK_MANIFEST_MAX_TOOL_MAP) {
-        bad = "tool map length";
-    } else if (n != MX_DISK_MANIFEST_HEADER_BYTES + 32 * (n_pages + n_states) + map) {
+    } else if (turns % MX_DISK_TURN_BYTES != 0
+               || turns / MX_DISK_TURN_BYTES > MX_DISK_MANIFEST_MAX_TURNS) {
+        bad = "length of the turns";
+    } else if (n != MX_DISK_MANIFEST_HEADER_BYTES + 32 * (n_pages + n_states) + turns) {
         bad = "size";
     } else if (!sum_is(b + S_BODY_SUM, b + MX_DISK_MANIFEST_HEADER_BYTES,
                        n - MX_DISK_MANIFEST_HEADER_BYTES)) {
         bad = "body checksum";
+    } else if (!are_turns(b + n - turns, turns / MX_DISK_TURN_BYTES, n_tokens)) {
+        bad = "a turn";
     }
     return bad == NULL ? MX_OK : mx_fail(eb, MX_E_CORRUPT, "%s", bad);
 }
@@ -403,5 +426,7 @@ mx_err mx_disk_manifest_decode(mx_disk_manifest *m, const uint8_t *bytes, size_t
     m->page_ids = (const mx_hash256 *)(bytes + MX_DISK_MANIFEST_HEADER_BYTES);
     m->n_states = mx_get_le32(bytes + S_N_STATES);
     m->state_ids = m->page_ids + m->n_pages;
+    m->turns = (const uint8_t *)(m->state_ids + m->n_states);
+    m->n_turns = (uint32_t)(mx_get_le64(bytes + S_TURNS) / MX_DISK_TURN_BYTES);
     return MX_OK;
 }

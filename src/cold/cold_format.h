@@ -33,7 +33,8 @@ enum {
     MX_DISK_ENTRY_TURN = 1,
     MX_DISK_MANIFEST_HEADER_BYTES = 256,
     MX_DISK_MANIFEST_MAX_PAGES = 1 << 20,
-    MX_DISK_MANIFEST_MAX_TOOL_MAP = 16 << 20,
+    MX_DISK_TURN_BYTES = 80,
+    MX_DISK_MANIFEST_MAX_TURNS = 256,
     MX_DISK_MANIFEST_MAX_BYTES = 64 << 20,
 };
 
@@ -89,6 +90,8 @@ typedef struct mx_disk_manifest {
     const mx_hash256 *page_ids;   /* [n_pages]; decoded: points into the bytes */
     uint32_t n_states;            /* at most n_pages */
     const mx_hash256 *state_ids;  /* [n_states]; likewise */
+    const uint8_t *turns;         /* [n_turns][MX_DISK_TURN_BYTES] mx_turn_decode; likewise */
+    uint32_t n_turns;
     uint64_t created_s;
 } mx_disk_manifest;
 

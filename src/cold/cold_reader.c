@@ -599,7 +599,8 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
     if (err == MX_OK) {
         err = !mx_cold_claim(c, job, SIZE_MAX) ? MX_E_CANCELLED
               : job->kind == MX_COLD_PROBE     ? run_probe(c, job)
-                                               : run_read(c, job);
+              : job->kind == MX_COLD_READ      ? run_read(c, job)
+                                               : mx_cold_read_ids(c, job);
         if (err == MX_OK && !c->reader_folder.has_met_error) {
             mx_cold_worked(c, MX_COLD_READING);
         }
@@ -614,8 +615,8 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
         }
         job->n_read = 0;
         job->state_at = 0;
-        if (err == MX_E_NOT_FOUND) {
-            err = MX_OK; /* no folder: nothing is stored */
+        if (err == MX_E_NOT_FOUND) { /* no folder: nothing is stored */
+            err = job->kind == MX_COLD_READ_IDS ? err : MX_OK;
         } else {
             mx_cold_failed(c, MX_COLD_READING, eb.text);
         }

@@ -17,6 +17,7 @@
 #include "cold/cold_files.h"
 #include "cold/cold_format.h"
 #include "cold/cold_index.h"
+#include "cold/cold_turns.h"
 
 typedef enum mx_cold_side { MX_COLD_WRITING, MX_COLD_READING, MX_COLD_N_SIDES } mx_cold_side;
 
@@ -53,6 +54,7 @@ struct mx_cold {
     void *wake_arg;
     mx_gone *gone;
     mx_cold_index *index;
+    mx_cold_turns *turns;
     int64_t wall_start_s;       /* wall clock at open, and */
     uint64_t boot_start_us;     /* the clock that does not jump, for ages */
 
@@ -184,6 +186,9 @@ void mx_cold_object_path(mx_cold_object o, const mx_hash256 *id, char path[MX_CO
  * are touched with the same now_ns. False: it is not there. */
 bool mx_cold_touch_state(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint64_t position,
                          int64_t now_ns);
+
+/* cold_ids.c: a READ_IDS; for the reader. */
+mx_err mx_cold_read_ids(mx_cold *c, mx_cold_job *job);
 
 /* cold_boundary.c: the part of PROBE and READ that is about states; for the reader. */
 /* The greatest state in (job->state_min, most] of the chain; sets state_id and state_at (0 = none). */

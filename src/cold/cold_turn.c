@@ -4,7 +4,15 @@
  */
 #include "cold/cold_turn.h"
 
-enum { T_TEXT = 0, T_N_BYTES = 32, T_SUM = 40, T_N_PROMPT = 48, T_N_END = 52, T_NONCE = 56, T_ZERO = 72 };
+enum {
+    T_TEXT = 0,
+    T_N_BYTES = 32,
+    T_SUM = 40,
+    T_N_PROMPT = 48,
+    T_N_END = 52,
+    T_NONCE = 56,
+    T_ZERO = 72
+};
 
 void mx_turn_encode(const mx_turn *t, uint8_t out[MX_TURN_BYTES])
 {

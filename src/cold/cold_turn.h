@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cold_turn.h: where in a chain of tokens an answer stands, and which text the tokens before it are.
+ * cold_turn.h: where in a chain of tokens an answer stands, and which text the tokens before it
+ * are.
  *
  * A client sends an answer back as text; the ids that were sampled are in the pages. So that they
  * are found, the name of the prompt's text is kept with them: its SHA-256. No text is stored, and

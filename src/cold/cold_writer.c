@@ -314,6 +314,12 @@ mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m)
         parent = &m->page_ids[i];
     }
     mx_cold_index_mark_manifest(c->index, parent);
+    mx_turn turn;
+    for (uint32_t i = 0; i < m->n_turns; i++) {
+        if (mx_turn_decode(&turn, m->turns + i * MX_DISK_TURN_BYTES)) {
+            mx_cold_turns_add(c->turns, &m->root, parent, &turn);
+        }
+    }
     return MX_OK;
 }
 
@@ -405,7 +411,8 @@ static size_t touch_all(mx_cold *c, const mx_cold_job *job)
  * cost two fsyncs and a file; a new age for each page at every repetition would still wear the disk.
  * An age needs to be right to a fraction of the time after which a file may be deleted. False: it is
  * not there (any more). */
-static bool is_session_kept(mx_cold *c, const mx_cold_job *job, uint32_t n_states)
+static bool is_session_kept(mx_cold *c, const mx_cold_job *job, uint32_t n_states,
+                            uint32_t n_turns)
 {
     enum { REFRESH_S = 60 };
     mx_cold_folder *f = &c->writer_folder;
@@ -417,6 +424,7 @@ static bool is_session_kept(mx_cold *c, const mx_cold_job *job, uint32_t n_state
     if (!mx_cold_index_is_durable(c->index, last, job->entry_kind, &touched_us)
         || fstatat(f->sessions_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)
         || (uint64_t)st.st_size != MX_DISK_MANIFEST_HEADER_BYTES + 32 * (job->n_pages + n_states)
+                                      + (uint64_t)MX_DISK_TURN_BYTES * n_turns
         || count_missing(c, job) > 0) {
         return false;
     }
@@ -435,10 +443,24 @@ static bool is_session_kept(mx_cold *c, const mx_cold_job *job, uint32_t n_state
     return true;
 }
 
+/* The answers that begin within the chain. */
+static uint32_t encode_turns(const mx_cold_job *job, uint8_t *out)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < job->n_turns && n < MX_DISK_MANIFEST_MAX_TURNS; i++) {
+        if (job->turns[i].n_prompt < job->n_session_tokens) {
+            mx_turn_encode(&job->turns[i], out + MX_DISK_TURN_BYTES * n++);
+        }
+    }
+    return n;
+}
+
 static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256 *state_ids,
                             uint32_t n_states, mx_errbuf *eb)
 {
-    if (is_session_kept(c, job, n_states)) {
+    uint8_t turns[MX_DISK_MANIFEST_MAX_TURNS * MX_DISK_TURN_BYTES];
+    uint32_t n_turns = encode_turns(job, turns);
+    if (is_session_kept(c, job, n_states, n_turns)) {
         return MX_OK;
     }
     uint64_t touched_us = mx_now_us();
@@ -454,6 +476,8 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
                           .page_ids = job->page_ids,
                           .n_states = n_states,
                           .state_ids = state_ids,
+                          .turns = turns,
+                          .n_turns = n_turns,
                           .created_s = (uint64_t)mx_wall_s()};
     MX_TRY(put_manifest(c, &m, eb));
     MX_TRY(mx_cold_learn_manifest(c, &m));

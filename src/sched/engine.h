@@ -84,6 +84,10 @@ typedef struct mx_request_params {
      * recurrent state keep a boundary there. Copied; a hint, whatever stands in it. */
     const uint32_t *marks;     /* [n_marks] */
     size_t n_marks;
+    /* The answers in the prompt, and the one to come: kept with the session on disk. Copied; at most
+     * MX_TURNS_MAX, a hint, whatever stands in it. */
+    const mx_turn *turns;      /* [n_turns] */
+    size_t n_turns;
     char id[48];               /* for log lines */
     /* Called by the engine thread when output became available or the request ended. Must not block
      * and must not call back into the engine. */
@@ -193,6 +197,12 @@ typedef struct mx_lookup {
 } mx_lookup;
 mx_err mx_engine_lookup(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,
                         uint64_t timeout_us, mx_lookup *out);
+
+/* The tokens and answers of a stored session (mx_cold_list_turns), from its files; the caller's to
+ * mx_cold_ids_free. Blocks, at most about timeout_us. MX_E_NOT_FOUND: not there (any more), or not
+ * under this root. MX_E_BUSY: the folder did not answer in time. */
+mx_err mx_engine_session_ids(mx_engine *e, const mx_hash256 *root, const mx_hash256 *session,
+                             uint64_t timeout_us, mx_cold_ids *out);
 
 /* How many tokens of the prompt are in RAM under another salt. */
 mx_err mx_engine_common(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,

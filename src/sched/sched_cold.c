@@ -27,6 +27,7 @@ struct mx_ticket {
     size_t n_pages;
     mx_kvstate *state;    /* one reference: to be written, or filled; NULL = none, or passed on */
     uint64_t *positions;  /* of a manifest's states */
+    mx_turn *turns;       /* and its answers */
     bool is_late;         /* counted in the engine's n_late */
     bool is_second;       /* a manifest that is offered again */
     uint32_t n_tail_rows; /* of a manifest's last page, which is pages[n_pages - 1]; 0 = it is full */
@@ -35,7 +36,7 @@ struct mx_ticket {
 static void free_ticket(mx_engine *e, mx_ticket *t)
 {
     if (t->query != NULL) {
-        mx_query_probed(e, t->query, NULL);
+        mx_query_answered(e, t->query, NULL);
     }
     for (size_t i = 0; i < t->n_pages; i++) {
         mx_page_unref(e->pool, t->pages[i]);
@@ -46,6 +47,8 @@ static void free_ticket(mx_engine *e, mx_ticket *t)
     mx_free(t->payloads);
     mx_free(t->ids);
     mx_free(t->positions);
+    mx_free(t->turns);
+    mx_cold_ids_free(&t->job.found);
     mx_free(t);
 }
 
@@ -196,6 +199,20 @@ bool mx_ticket_query(mx_engine *e, mx_query *q, const mx_hash256 *root, const in
         return false;
     }
     t->query = q; /* from here on it is answered */
+    return true;
+}
+
+bool mx_ticket_ids(mx_engine *e, mx_query *q, const mx_hash256 *root, const mx_hash256 *session)
+{
+    mx_ticket *t = e->n_late == 0 ? new_ticket(MX_COLD_READ_IDS, root, 0) : NULL;
+    if (t == NULL) {
+        return false;
+    }
+    t->job.page_id = *session;
+    if (submit(e, t) != MX_OK) {
+        return false;
+    }
+    t->query = q;
     return true;
 }
 
@@ -429,6 +446,12 @@ static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind,
         t->job.state_positions = t->positions;
         t->job.n_states = states->n;
     }
+    t->turns = mx_alloc(r->params.n_turns * sizeof *t->turns);
+    if (t->turns != NULL && r->params.n_turns > 0) { /* without them it is a session all the same */
+        memcpy(t->turns, r->turns, r->params.n_turns * sizeof *t->turns);
+        t->job.turns = t->turns;
+        t->job.n_turns = r->params.n_turns;
+    }
     for (size_t i = 0; i < n_full; i++) {
         t->ids[i] = r->seq.pages[i]->id;
     }
@@ -569,7 +592,7 @@ static bool complete(mx_engine *e, mx_ticket *t)
     if (t->query != NULL) {
         mx_query *q = t->query;
         t->query = NULL;
-        mx_query_probed(e, q, &t->job);
+        mx_query_answered(e, q, &t->job);
     }
     if (t->job.kind == MX_COLD_WRITE_SESSION && t->job.status == MX_E_NOT_FOUND) {
         return store_again(e, t);

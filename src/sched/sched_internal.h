@@ -60,6 +60,7 @@ struct mx_request {
     mx_str *stops;
     char *stop_bytes;
     uint32_t *marks;
+    mx_turn *turns;
     size_t n_prompt;
     size_t max_total;         /* prompt + answer tokens, at most */
 
@@ -214,8 +215,8 @@ void mx_miss_count(mx_engine *e, const mx_request_stats *s);
 /* sched_query.c */
 bool mx_query_run_all(mx_engine *e); /* true when there was one */
 void mx_query_end_all(mx_engine *e); /* the engine thread ends */
-/* The probe for a lookup came back; job NULL = it never will. */
-void mx_query_probed(mx_engine *e, mx_query *q, const mx_cold_job *job);
+/* The job for a question came back (its ids may be taken); NULL = it never will. */
+void mx_query_answered(mx_engine *e, mx_query *q, mx_cold_job *job);
 
 /* sched_step.c */
 /* One forward pass with whatever is ready; true when something was done. */
@@ -251,6 +252,8 @@ bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe);
  * are states for one behind n_ram tokens. */
 bool mx_ticket_query(mx_engine *e, mx_query *q, const mx_hash256 *root, const int32_t *tokens,
                      size_t n, size_t n_full, size_t n_ram);
+/* For the tokens of a stored session. */
+bool mx_ticket_ids(mx_engine *e, mx_query *q, const mx_hash256 *root, const mx_hash256 *session);
 /* r no longer waits for its ticket: its pages are free at once, what comes back is dropped. is_late:
  * because the folder hangs; then nobody asks it before it has answered. */
 void mx_ticket_abandon(mx_request *r, bool is_late);

@@ -18,8 +18,12 @@ typedef enum query_state { QUERY_WAITING, QUERY_DONE, QUERY_ABANDONED } query_st
 
 struct mx_query {
     mx_query *next;
-    void (*fn)(void *arg, const mx_engine_view *view); /* a call; NULL = a lookup: */
+    void (*fn)(void *arg, const mx_engine_view *view); /* a call; NULL = another kind: */
     void *arg;
+    bool wants_ids;
+    mx_hash256 session;
+    mx_cold_ids found;
+    /* or a lookup: */
     mx_hash256 root;
     int32_t *tokens; /* [n_tokens] */
     size_t n_tokens;
@@ -33,6 +37,7 @@ struct mx_query {
 static void query_free(mx_query *q)
 {
     mx_free(q->tokens);
+    mx_cold_ids_free(&q->found);
     mx_free(q);
 }
 
@@ -80,7 +85,7 @@ static void finish_from_ram(mx_engine *e, mx_query *q, bool is_not_worth)
     finish(e, q, MX_OK);
 }
 
-void mx_query_probed(mx_engine *e, mx_query *q, const mx_cold_job *job)
+static void answer_probed(mx_engine *e, mx_query *q, const mx_cold_job *job)
 {
     q->out.ssd_answered = job != NULL && job->status == MX_OK;
     if (!q->out.ssd_answered) {
@@ -119,6 +124,24 @@ void mx_query_probed(mx_engine *e, mx_query *q, const mx_cold_job *job)
     finish(e, q, MX_OK);
 }
 
+static void answer_ids(mx_engine *e, mx_query *q, mx_cold_job *job)
+{
+    if (job != NULL && job->status == MX_OK) {
+        q->found = job->found;
+        job->found = (mx_cold_ids){0};
+    }
+    finish(e, q, job != NULL ? job->status : MX_E_BUSY);
+}
+
+void mx_query_answered(mx_engine *e, mx_query *q, mx_cold_job *job)
+{
+    if (q->wants_ids) {
+        answer_ids(e, q, job);
+    } else {
+        answer_probed(e, q, job);
+    }
+}
+
 static void look_up(mx_engine *e, mx_query *q)
 {
     mx_bank_lookup(e->bank, &q->root, q->tokens, q->n_tokens, &q->match);
@@ -149,8 +172,10 @@ bool mx_query_run_all(mx_engine *e)
             mx_engine_view view = {.bank = e->bank, .pool = e->pool, .root = &e->root};
             q->fn(q->arg, &view);
             finish(e, q, MX_OK);
-        } else {
+        } else if (!q->wants_ids) {
             look_up(e, q);
+        } else if (e->cold == NULL || !mx_ticket_ids(e, q, &q->root, &q->session)) {
+            answer_ids(e, q, NULL);
         }
     }
     return any;
@@ -228,6 +253,27 @@ mx_err mx_engine_lookup(mx_engine *e, const mx_hash256 *salt, const int32_t *tok
     }
     mx_err err = q->err;
     *out = q->out;
+    query_free(q);
+    return err;
+}
+
+mx_err mx_engine_session_ids(mx_engine *e, const mx_hash256 *root, const mx_hash256 *session,
+                             uint64_t timeout_us, mx_cold_ids *out)
+{
+    *out = (mx_cold_ids){0};
+    mx_query *q = mx_calloc(1, sizeof *q);
+    if (q == NULL) {
+        return MX_E_NOMEM;
+    }
+    q->wants_ids = true;
+    q->session = *session;
+    q->root = *root;
+    if (!ask(e, q, timeout_us)) {
+        return MX_E_BUSY;
+    }
+    mx_err err = q->err;
+    *out = q->found;
+    q->found = (mx_cold_ids){0};
     query_free(q);
     return err;
 }

@@ -36,10 +36,12 @@ static mx_err copy_params(mx_request *r, const mx_request_params *p, mx_errbuf *
     r->stops = mx_alloc(p->n_stops * sizeof *r->stops);
     r->stop_bytes = mx_alloc(stop_bytes);
     r->marks = mx_alloc(p->n_marks * sizeof *r->marks);
+    size_t n_turns = mx_min_size(p->n_turns, MX_TURNS_MAX);
+    r->turns = mx_alloc(n_turns * sizeof *r->turns);
     r->tokens = mx_alloc(r->max_total * sizeof *r->tokens);
     r->hidden = mx_alloc(r->engine->mc->n_embd * sizeof *r->hidden);
     if (r->bias == NULL || r->stops == NULL || r->stop_bytes == NULL || r->marks == NULL ||
-        r->tokens == NULL || r->hidden == NULL)
+        r->turns == NULL || r->tokens == NULL || r->hidden == NULL)
     {
         return mx_fail(eb, MX_E_NOMEM, "no memory for the request");
     }
@@ -63,6 +65,11 @@ static mx_err copy_params(mx_request *r, const mx_request_params *p, mx_errbuf *
     r->params.n_stops = n_stops;
     r->params.sampling.bias = r->bias;
     r->params.salt = NULL;
+    if (n_turns > 0) { /* of too many the last, which are found first */
+        memcpy(r->turns, p->turns + (p->n_turns - n_turns), n_turns * sizeof *r->turns);
+    }
+    r->params.turns = r->turns;
+    r->params.n_turns = n_turns;
     r->params.marks = r->marks;
     r->params.n_marks = copy_marks(r, p);
     r->root = p->salt != NULL ? mx_model_root(r->engine->model, p->salt) : r->engine->root;
@@ -146,6 +153,7 @@ void mx_request_unref(mx_request *r)
     mx_free(r->stops);
     mx_free(r->stop_bytes);
     mx_free(r->marks);
+    mx_free(r->turns);
     mx_free(r->tokens);
     mx_free(r->hidden);
     mx_free(r);

@@ -13,6 +13,8 @@ static const char golden_page[] =
     "e61822958bb01208078f525f53cdd12a1abeb12895f68e06c15ecee8c815d23b";
 static const char golden_manifest[] =
     "78fc2443aeb420ecc3c01b2c849d825cc4b3f6abbfe1bc31230d36ec44a291a2";
+static const char golden_turns[] =
+    "6aaa5645a3d8038e90e89770eb6ed6f82979d00ca8ffcc1c500524ad1182276c";
 
 static const char golden_state[] =
     "d4c1ce2533f6ea8249274ef9178c2c1301a8c638362c18fc39f788489426da3a";
@@ -365,8 +367,10 @@ static void test_manifest_errors(void **arg)
         {104, 129, true, MX_E_CORRUPT, "n_tokens"},
         {111, 0xFF, true, MX_E_CORRUPT, "n_tokens"},
         {136, 2, true, MX_E_CORRUPT, "origin"},
-        {127, 0xFF, true, MX_E_CORRUPT, "tool map length"},
-        {120, 1, true, MX_E_CORRUPT, "size"},
+        {127, 0xFF, true, MX_E_CORRUPT, "length of the turns"},
+        {120, 1, true, MX_E_CORRUPT, "length of the turns"},
+        {122, 1, true, MX_E_CORRUPT, "length of the turns"},
+        {120, 80, true, MX_E_CORRUPT, "size"},
         {116, 1, true, MX_E_CORRUPT, "size"},
         {256, 0x45, false, MX_E_CORRUPT, "body checksum"},
         {319, 0, false, MX_E_CORRUPT, "body checksum"},
@@ -392,6 +396,99 @@ static void test_manifest_errors(void **arg)
     }
 }
 
+/* The manifest above with two answers: tokens 40 to 60, and from 70 on. */
+static void make_manifest_with_turns(mx_buf *out)
+{
+    const mx_hash256 ids[2] = {filled(0x44), filled(0x55)};
+    mx_turn turns[2] = {{.text = filled(0x66), .n_bytes = 0x1234, .sum = 0x0102030405060708,
+                         .n_prompt = 40, .n_end = 60},
+                        {.text = filled(0x77), .n_bytes = 0x5678, .sum = 9, .n_prompt = 70,
+                         .n_end = UINT32_MAX}};
+    uint8_t bytes[2 * MX_TURN_BYTES];
+    for (size_t i = 0; i < 2; i++) {
+        memset(turns[i].nonce, 0x88 + (int)i, sizeof turns[i].nonce);
+        mx_turn_encode(&turns[i], bytes + i * MX_TURN_BYTES);
+    }
+    mx_disk_manifest m = {.root = filled(0x11),
+                          .session_id = filled(0x33),
+                          .entry_kind = MX_DISK_ENTRY_TURN,
+                          .n_tokens = 100,
+                          .n_pages = 2,
+                          .page_ids = ids,
+                          .turns = bytes,
+                          .n_turns = 2,
+                          .created_s = 1700000000};
+    mx_disk_manifest_encode(out, &m);
+    assert_false(out->failed);
+}
+
+static void test_turns_bytes(void **arg)
+{
+    (void)arg;
+    mx_buf got = {0}, without = {0};
+    make_manifest_with_turns(&got);
+    make_manifest(&without);
+    uint8_t want[256 + 64 + 160];
+    memset(want, 0, sizeof want);
+    memcpy(want, without.ptr, 256 + 64);
+    want[120] = 160;
+    memset(want + 320, 0x66, 32);
+    memcpy(want + 352, "\x34\x12", 2);
+    memcpy(want + 360, "\x08\x07\x06\x05\x04\x03\x02\x01", 8);
+    want[368] = 40;
+    want[372] = 60;
+    memset(want + 376, 0x88, 16);
+    memset(want + 400, 0x77, 32);
+    memcpy(want + 432, "\x78\x56", 2);
+    want[440] = 9;
+    want[448] = 70;
+    memset(want + 452, 0xFF, 4);
+    memset(want + 456, 0x89, 16);
+    put_sum(want + 176, want + 256, sizeof want - 256);
+    put_sum(want + 240, want, 240);
+    assert_int_equal(got.len, sizeof want);
+    assert_memory_equal(got.ptr, want, sizeof want);
+    check_golden(want, sizeof want, golden_turns);
+    mx_disk_manifest m;
+    mx_turn t;
+    assert_int_equal(mx_disk_manifest_decode(&m, want, sizeof want, NULL), MX_OK);
+    assert_int_equal(m.n_turns, 2);
+    assert_true(mx_turn_decode(&t, m.turns + MX_TURN_BYTES));
+    assert_int_equal(t.n_prompt, 70);
+    assert_int_equal(t.n_end, UINT32_MAX);
+    mx_buf_free(&got);
+    mx_buf_free(&without);
+}
+
+static void test_turns_errors(void **arg)
+{
+    (void)arg;
+    static const struct {
+        size_t at, n;
+        uint8_t value;
+    } cases[] = {
+        {352, 8, 0},    /* no text */
+        {368, 4, 0},    /* no prompt */
+        {368, 1, 100},  /* begins behind the chain */
+        {372, 1, 40},   /* no answer */
+        {392, 1, 1},    /* zero field */
+        {479, 1, 1},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        mx_errbuf eb = {""};
+        mx_buf b = {0};
+        make_manifest_with_turns(&b);
+        uint8_t *bytes = (uint8_t *)b.ptr;
+        memset(bytes + cases[i].at, cases[i].value, cases[i].n);
+        put_sum(bytes + 176, bytes + 256, b.len - 256);
+        put_sum(bytes + 240, bytes, 240);
+        mx_disk_manifest m;
+        assert_int_equal(mx_disk_manifest_decode(&m, bytes, b.len, &eb), MX_E_CORRUPT);
+        assert_string_equal(eb.text, "a turn");
+        mx_buf_free(&b);
+    }
+}
+
 /* The larger form of one page needs the smaller forms of partial pages to differ in size: a file's
  * length says how many rows it has. */
 static void test_sizes_differ(void **arg)
@@ -408,6 +505,7 @@ int main(void)
         cmocka_unit_test(test_page_bytes),      cmocka_unit_test(test_page_errors),
         cmocka_unit_test(test_state_bytes),     cmocka_unit_test(test_packed_page),
         cmocka_unit_test(test_manifest_bytes),  cmocka_unit_test(test_manifest_errors),
+        cmocka_unit_test(test_turns_bytes),     cmocka_unit_test(test_turns_errors),
         cmocka_unit_test(test_sizes_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

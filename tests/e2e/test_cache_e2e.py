@@ -106,6 +106,98 @@ def test_sampled_tokens_stay(start):
     assert s.info()["sampled_ids"] is None
 
 
+def odd_answers(s, n, **kw):
+    """Conversations of one turn; with the model's own tokens some are not what their text tokenises to."""
+    out = []
+    for i in range(n):
+        chat = conversation(70 + i, 60)
+        first = s.chat(chat, max_tokens=24, temperature=1.2, min_p=0, seed=i, **kw)
+        assert "\ufffd" not in first.text
+        out.append((chat, first))
+    return out
+
+
+def second_turn(s, chat, first, **kw):
+    return s.chat(chat + [{"role": "assistant", "content": first.text},
+                          {"role": "user", "content": "Go on."}], **kw)
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_sampled_tokens_survive_a_restart(start, way):
+    """The second turn after a restart finds the first answer, however it was tokenised."""
+    s = start("--ssd-restore", "always")
+    firsts = odd_answers(s, 5)
+    s.wait_durable()
+    if way == "stop":
+        assert s.stop() == 0
+    else:
+        s.kill()
+    s = start("--ssd-restore", "always")
+    sources = []
+    for chat, first in firsts:
+        answer = first.usage["completion_tokens"]
+        second = second_turn(s, chat, first)
+        assert second.cache["ssd_tokens"] >= first.prompt + answer - 1, (first.text, second.usage)
+        sources.append(second.cache["prompt_source"])
+    assert "sampled_ids" in sources, sources
+
+
+def kept(second, first):
+    return second.cache["ssd_tokens"] >= first.prompt + first.usage["completion_tokens"] - 1
+
+
+def test_restored_answers_are_their_owners_only(start):
+    """Another API key neither finds nor is told of the ids that were sampled for the first."""
+    keys = ["--ssd-restore", "always", "--api-key", "one", "--api-key", "two"]
+    bearer = {k: {"Authorization": "Bearer " + k} for k in ("one", "two")}
+    s = start(*keys)
+    firsts = odd_answers(s, 3, headers=bearer["one"])
+    assert s.stop() == 0
+    s = start(*keys)
+    sources = {"one": set(), "two": set()}
+    for chat, first in firsts:
+        for key in ("two", "one"):
+            second = second_turn(s, chat, first, headers=bearer[key])
+            sources[key].add(second.cache["prompt_source"])
+            assert kept(second, first) == (key == "one"), (key, second.usage)
+    assert sources["two"] == {"client"} and "sampled_ids" in sources["one"], sources
+
+
+def test_damaged_sessions_are_tokenised(start):
+    """Whatever a folder holds after a restart: the answer is the canonical one, and the server lives."""
+    s = start("--ssd-restore", "always")
+    firsts = odd_answers(s, 4)
+    s.wait_for("the folder", lambda i: i["ssd"]["queued_jobs"] == 0 and i["ssd"]["turns"] >= 4)
+    s.kill()
+    want = []
+    s = start("--ssd-session-cache", "off", "--canonical-prompts")
+    for chat, first in firsts:
+        want.append(second_turn(s, chat, first).text)
+    s.stop()
+    rng = random.Random(1)
+    for path in (s.home / ".mtplx/session_cache").rglob("*.session"):
+        data = bytearray(path.read_bytes())
+        data[rng.randrange(256, len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+    s = start("--ssd-restore", "always")
+    for (chat, first), text in zip(firsts, want):
+        second = second_turn(s, chat, first)
+        assert second.cache["prompt_source"] == "client"
+        assert second.text == text
+    assert s.info()["ssd"]["quarantined"] >= 4
+    assert s.stop() == 0
+
+
+def test_deleted_conversations_are_forgotten(start):
+    s = start("--ssd-restore", "always")
+    firsts = odd_answers(s, 4)
+    s.wait_durable()
+    assert requests.delete(s.url + "/admin/cache", timeout=30).status_code == 200
+    sources = [second_turn(s, chat, first).cache["prompt_source"] for chat, first in firsts]
+    assert set(sources) == {"client"}
+    assert s.stop() == 0
+
+
 def test_stopped_answer_goes_on(start):
     """What was streamed before the client hung up is reused to its end by the next turn."""
     s = start("--ssd-session-cache", "off")

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "cold/cold_format.h"
+#include "cold/cold_turn.h"
 
 static void check(const uint8_t *data, size_t size)
 {
@@ -28,6 +29,13 @@ static void check(const uint8_t *data, size_t size)
         for (size_t k = 0; k < 32; k++) {
             all ^= m.page_ids[i].b[k];
         }
+    }
+    mx_turn turn;
+    for (uint32_t i = 0; i < m.n_turns; i++) {
+        if (!mx_turn_decode(&turn, m.turns + i * MX_TURN_BYTES) || turn.n_prompt >= m.n_tokens) {
+            abort();
+        }
+        all ^= turn.nonce[0];
     }
     volatile uint8_t sink = all;
     (void)sink;
