@@ -394,6 +394,7 @@ static int spoil_file(const char *path, const struct stat *st, int type, struct 
     if (spoilt_position == ANY || page.first_position == spoilt_position) {
         bytes[MX_DISK_PAYLOAD_AT] ^= 1;
         page.payload_sum = mx_xxh3_128(bytes + MX_DISK_PAYLOAD_AT, n - MX_DISK_PAYLOAD_AT);
+        page.stored_sum = page.payload_sum; /* not compressed */
         mx_disk_page_encode(&page, bytes);
         rewind(f);
         assert_int_equal(fwrite(bytes, 1, n, f), n);
