@@ -159,7 +159,8 @@ static void write_item(mx_buf *b, const item *it)
 static void reply_failed(mx_http_exchange *x, mx_err err, const char *text)
 {
     mx_problem p = {0};
-    mx_problem_set(&p, err == MX_E_CANCELLED ? 503 : 500, mx_err_name(err), NULL, "%s", text);
+    bool is_passing = err == MX_E_CANCELLED || err == MX_E_BUSY;
+    mx_problem_set(&p, is_passing ? 503 : 500, mx_err_name(err), NULL, "%s", text);
     mx_api_reply_problem(x, &p);
 }
 
@@ -216,7 +217,7 @@ static void reply_items(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
 /* ---- pin and remove -------------------------------------------------------------------------- */
 
 typedef struct change {
-    const mx_hash256 *id; /* NULL = all */
+    const mx_hash256 *id;
     bool on;
     mx_err err;
 } change;
@@ -225,16 +226,6 @@ static void pin_entry(void *arg, const mx_engine_view *view)
 {
     change *c = arg;
     c->err = mx_bank_pin(view->bank, c->id, c->on, mx_kv_pool_max(view->pool) / 2);
-}
-
-static void forget(void *arg, const mx_engine_view *view)
-{
-    change *c = arg;
-    if (c->id != NULL) {
-        c->err = mx_bank_forget(view->bank, c->id);
-    } else {
-        mx_bank_forget_all(view->bank);
-    }
 }
 
 static void reply_pin(mx_api *a, mx_http_exchange *x, const mx_hash256 *id, bool on)
@@ -262,34 +253,17 @@ static void reply_pin(mx_api *a, mx_http_exchange *x, const mx_hash256 *id, bool
     }
 }
 
-/* RAM first, then what waits to be written, then the folder: otherwise a page on its way would come
- * after its removal. */
 static void reply_delete(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
 {
-    enum { FLUSH_US = 5 * 1000000 };
-    change c = {.id = id};
-    mx_cold_counts n = {0};
+    enum { SETTLE_US = 5 * 1000000 };
+    mx_cold_counts n;
     mx_errbuf eb = {{0}};
-    char folder[65];
-    mx_err err = mx_engine_call(a->engine, forget, &c), disk = MX_E_NOT_FOUND;
+    mx_err err = mx_engine_forget(a->engine, id, SETTLE_US, &n, &eb);
     mx_recall_clear(a->recall);
-    mx_cold *cold = mx_engine_cold(a->engine);
-    if (err == MX_OK && cold != NULL) {
-        (void)mx_cold_flush(cold, FLUSH_US);
-        folder_name(a, folder);
-        disk = id != NULL ? mx_cold_remove_entry(a->cfg.cache_dir, folder, id, &n, &eb)
-                          : mx_cold_remove_folder(a->cfg.cache_dir, folder, &n, &eb);
-        if (disk == MX_E_INVALID) {
-            disk = MX_E_NOT_FOUND; /* nothing was written there yet */
-        }
-        (void)mx_cold_sweep(cold, 1); /* what is gone must not count as stored */
-    }
-    if (err != MX_OK) {
-        reply_failed(x, err, "the engine has ended");
-    } else if (disk != MX_OK && disk != MX_E_NOT_FOUND) {
-        reply_failed(x, disk, eb.text);
-    } else if (id != NULL && c.err == MX_E_NOT_FOUND && disk == MX_E_NOT_FOUND) {
+    if (err == MX_E_NOT_FOUND) {
         reply_unknown(x);
+    } else if (err != MX_OK) {
+        reply_failed(x, err, eb.text);
     } else {
         mx_buf b = {0};
         mx_buf_printf(&b, "{\"deleted\":true,\"files\":%llu,\"bytes\":%llu}\n",

@@ -181,6 +181,7 @@ static bool finish_locked(mx_cold *c, mx_cold_job *job)
     if (is_write(job)) {
         c->stats.queued_jobs--;
         c->stats.queued_bytes -= held_bytes(c, job);
+        c->n_ended++;
         c->n_lost += job->status != MX_OK;
         c->stats.write_failures += job->status != MX_OK && job->status != MX_E_CANCELLED
                                    && !is_denied_locked(c, job);
@@ -511,6 +512,21 @@ void mx_cold_close(mx_cold *c)
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
+
+bool mx_cold_settle(mx_cold *c, uint64_t timeout_us)
+{
+    struct timespec until = after(CLOCK_MONOTONIC, timeout_us);
+    pthread_mutex_lock(&c->lock);
+    uint64_t n_ended = c->n_ended;
+    int rc = 0;
+    while (c->writer_busy && c->n_ended == n_ended && rc != ETIMEDOUT
+           && !atomic_load(&c->is_stopping)) {
+        rc = pthread_cond_timedwait(&c->idle_cond, &c->lock, &until);
+    }
+    bool is_settled = !c->writer_busy || c->n_ended != n_ended;
+    pthread_mutex_unlock(&c->lock);
+    return is_settled;
+}
 
 bool mx_cold_flush(mx_cold *c, uint64_t timeout_us)
 {

@@ -219,6 +219,14 @@ struct mx_cold_job {
  * to be there. MX_E_UNSUPPORTED: the mode does not do that (reading in write-only). */
 mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job);
 
+/* Files of a chain by their names. */
+typedef struct mx_cold_names {
+    const mx_hash256 *page_ids;  /* [n_pages] */
+    size_t n_pages;
+    const mx_hash256 *state_ids; /* [n_states] */
+    size_t n_states;
+} mx_cold_names;
+
 /* The next finished job of any kind, or NULL. Never blocks. */
 mx_cold_job *mx_cold_poll(mx_cold *c);
 
@@ -250,6 +258,10 @@ mx_hash256 mx_cold_state_identity(const mx_hash256 *root, const mx_hash256 *pare
 mx_err mx_cold_list_turns(mx_cold *c, const mx_hash256 *root, uint64_t min_bytes,
                           uint64_t max_bytes, const uint8_t *nonce, uint64_t wait_us,
                           mx_turn **turns, mx_hash256 **sessions, size_t *n);
+
+/* Waits until the writer is done with the job that it is at now: what was abandoned before is not
+ * written any more, and what was written is there. False: the time ran out. */
+bool mx_cold_settle(mx_cold *c, uint64_t timeout_us);
 
 /* Waits until everything queued is durable or the deadline passes. True = all flushed, false = time
  * ran out or something queued could not be written. */

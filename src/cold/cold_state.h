@@ -71,6 +71,7 @@ struct mx_cold {
     int64_t spent_day;          /* since 1970, UTC: until its end nothing is written, for the budget */
     uint64_t written_bytes, written_files; /* since the scan began */
     uint64_t n_lost;            /* write jobs that did not end MX_OK */
+    uint64_t n_ended;           /* write jobs, however they ended */
     uint64_t retry_at_us;       /* for writing */
     bool has_failed[MX_COLD_N_SIDES]; /* stats.is_degraded is one of them */
     uint64_t reader_alive_us;   /* the reader's last sign of life in this job */

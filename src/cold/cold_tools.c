@@ -528,26 +528,46 @@ static mx_err remove_damaged(const model_dir *model, mx_cold_counts *out)
 
 typedef struct removal {
     const mx_hash256 *id;
+    const mx_cold_names *also;
     mx_cold_counts *out;
     mx_errbuf *eb;
     bool was_found;
 } removal;
 
+/* States before their pages, leaf first. */
+static void remove_objects(const model_dir *model, const mx_cold_names *names, const kept *k,
+                           mx_cold_counts *out)
+{
+    char path[MX_COLD_NAME_CAP + 16];
+    for (size_t i = names->n_pages + names->n_states; i-- > 0;) {
+        bool is_page = i < names->n_pages;
+        const mx_hash256 *id = is_page ? &names->page_ids[i]
+                                       : &names->state_ids[i - names->n_pages];
+        if (!is_among(k->ids, k->n, id)) {
+            object_path(is_page ? MX_COLD_PAGE : MX_COLD_STATE, id, path);
+            remove_file(model->fd, path, out);
+        }
+    }
+}
+
 static mx_err remove_from(void *arg, const model_dir *model)
 {
+    static const mx_cold_names none;
     removal *r = arg;
     char name[MX_COLD_NAME_CAP], path[MX_COLD_NAME_CAP + 16];
     mx_disk_manifest m;
     uint8_t *copy = NULL;
     struct stat st;
+    const mx_cold_names *also = r->also != NULL ? r->also : &none;
     mx_cold_session_name(r->id, name);
     snprintf(path, sizeof path, "sessions/%.90s", name);
-    if (fstatat(model->fd, path, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+    bool has_manifest = fstatat(model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (!has_manifest && also->n_pages == 0) {
         return MX_OK;
     }
     r->was_found = true;
     kept k = {.but = r->id, .eb = r->eb};
-    mx_err err = read_manifest(model->fd, path, r->id, &m, &copy, r->eb);
+    mx_err err = has_manifest ? read_manifest(model->fd, path, r->id, &m, &copy, r->eb) : MX_OK;
     if (err != MX_OK && err != MX_E_CORRUPT) {
         return err;
     }
@@ -558,15 +578,12 @@ static mx_err remove_from(void *arg, const model_dir *model)
         if (k.n > 0) {
             qsort(k.ids, k.n, sizeof *k.ids, compare_hash);
         }
-        /* States before their pages. */
-        for (uint32_t i = copy != NULL ? m.n_pages + m.n_states : 0; i-- > 0;) {
-            bool is_page = i < m.n_pages;
-            const mx_hash256 *id = is_page ? &m.page_ids[i] : &m.state_ids[i - m.n_pages];
-            if (!is_among(k.ids, k.n, id)) {
-                object_path(is_page ? MX_COLD_PAGE : MX_COLD_STATE, id, path);
-                remove_file(model->fd, path, r->out);
-            }
+        if (copy != NULL) {
+            remove_objects(model,
+                           &(mx_cold_names){m.page_ids, m.n_pages, m.state_ids, m.n_states}, &k,
+                           r->out);
         }
+        remove_objects(model, also, &k, r->out);
         err = remove_damaged(model, r->out);
     }
     mx_free(k.ids);
@@ -575,11 +592,11 @@ static mx_err remove_from(void *arg, const model_dir *model)
 }
 
 mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
-                            mx_cold_counts *out, mx_errbuf *eb)
+                            const mx_cold_names *also, mx_cold_counts *out, mx_errbuf *eb)
 {
     opened o;
     *out = (mx_cold_counts){0};
-    removal r = {.id = id, .out = out, .eb = eb};
+    removal r = {.id = id, .also = also, .out = out, .eb = eb};
     mx_err err = open_all(&o, dir, true, eb);
     if (err == MX_OK) {
         err = each_model(&o, folder, remove_from, &r);

@@ -9,8 +9,7 @@
 #ifndef MX_COLD_TOOLS_H
 #define MX_COLD_TOOLS_H
 
-#include "base/err.h"
-#include "base/hash.h"
+#include "cold/cold.h"
 
 /* A conversation's point on disk: one manifest and the pages that it names. */
 typedef struct mx_cold_entry {
@@ -51,10 +50,11 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx
 mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
                   mx_errbuf *eb);
 
-/* Removes the manifest of that name and the pages that no other manifest names, and the damaged files
- * of that folder, for some of them may be this entry's. MX_E_NOT_FOUND. */
+/* Removes the manifest of that name, and of the pages and states that it or `also` (NULL = none)
+ * names those that no other manifest names; and the damaged files of that folder, for some of them
+ * may be this entry's. MX_E_NOT_FOUND: there is no such manifest, and `also` names nothing. */
 mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
-                            mx_cold_counts *out, mx_errbuf *eb);
+                            const mx_cold_names *also, mx_cold_counts *out, mx_errbuf *eb);
 /* Removes all that one model's folder holds. MX_OK also when it is not there. */
 mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out,
                              mx_errbuf *eb);

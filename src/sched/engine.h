@@ -17,7 +17,7 @@
 
 #include "bank/bank.h"
 #include "base/buf.h"
-#include "cold/cold.h"
+#include "cold/cold_tools.h"
 #include "model/model.h"
 #include "model/sampler.h"
 
@@ -216,6 +216,14 @@ typedef struct mx_engine_view {
     const mx_hash256 *root;   /* without salt */
 } mx_engine_view;
 mx_err mx_engine_call(mx_engine *e, void (*fn)(void *arg, const mx_engine_view *view), void *arg);
+
+/* Removes an entry from both tiers (mx_bank_forget, mx_cold_remove_entry), or, id NULL, everything
+ * of this model. What waits to be written of it is not written; the writer, which may be at some of
+ * it, is waited for at most timeout_us. Blocks, also for as long as the folder does. *out: the files
+ * that went. MX_E_NOT_FOUND: in neither tier. MX_E_BUSY: the writer is not done, the files are still
+ * there; to be tried again. MX_E_CANCELLED: the engine has ended. */
+mx_err mx_engine_forget(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
+                        mx_cold_counts *out, mx_errbuf *eb);
 
 /* The cold tier, NULL = off. Valid until mx_engine_stop. */
 mx_cold *mx_engine_cold(mx_engine *e);

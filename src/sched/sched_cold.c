@@ -568,6 +568,65 @@ void mx_ticket_condemn(mx_engine *e, const mx_request *r, const mx_hash256 *ids,
     (void)submit(e, t);
 }
 
+/* ---- dropping -------------------------------------------------------------------------------- */
+
+static bool is_manifest_of(const mx_ticket *t, const mx_hash256 *id)
+{
+    return t->job.kind == MX_COLD_WRITE_SESSION
+           && mx_hash256_eq(&t->job.page_ids[t->job.n_pages - 1], id);
+}
+
+static bool is_among(const mx_hash256 *ids, size_t n, const mx_hash256 *id)
+{
+    size_t i = 0;
+    while (i < n && !mx_hash256_eq(&ids[i], id)) {
+        i++;
+    }
+    return i < n;
+}
+
+/* Also the manifest of a beginning: nobody can ask for its removal as long as it is not there. */
+static bool is_named(const mx_ticket *t, const mx_hash256 *id, const mx_cold_names *names)
+{
+    switch (t->job.kind) {
+    case MX_COLD_WRITE_SESSION:
+        return is_manifest_of(t, id)
+               || is_among(names->page_ids, names->n_pages, &t->job.page_ids[t->job.n_pages - 1]);
+    case MX_COLD_WRITE_PAGE: return is_among(names->page_ids, names->n_pages, &t->job.page_id);
+    case MX_COLD_WRITE_STATE: return is_among(names->state_ids, names->n_states, &t->job.page_id);
+    default: return false;
+    }
+}
+
+bool mx_ticket_drop(mx_engine *e, const mx_hash256 *id, const mx_cold_names *names)
+{
+    bool any = false;
+    for (mx_ticket *t = e->tickets; t != NULL; t = t->next) {
+        if (!is_write(t) || (names != NULL && !is_named(t, id, names))) {
+            continue;
+        }
+        any = true;
+        if (t->job.kind == MX_COLD_WRITE_SESSION) {
+            (void)mx_cold_abandon(e->cold, &t->job);
+            mx_page_unref(e->pool, t->pages[0]); /* without it, it is not offered again */
+            t->pages[0] = NULL;
+        } else {
+            give_back_pages(e, t);
+        }
+    }
+    return any;
+}
+
+const mx_cold_job *mx_ticket_manifest(const mx_engine *e, const mx_hash256 *id)
+{
+    for (const mx_ticket *t = e->tickets; t != NULL; t = t->next) {
+        if (is_manifest_of(t, id)) {
+            return &t->job;
+        }
+    }
+    return NULL;
+}
+
 /* ---- completions ------------------------------------------------------------------------------ */
 
 static void unlink_ticket(mx_engine *e, mx_ticket *t)

@@ -269,6 +269,12 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
  * absent from now on and go to quarantine. */
 void mx_ticket_condemn(mx_engine *e, const mx_request *r, const mx_hash256 *ids, size_t n_pages,
                        size_t n_states);
+/* What waits to be written of these, and the manifests that end in one of them or have that name, is
+ * not written any more, nor offered again; names NULL = everything. True: there was something. */
+bool mx_ticket_drop(mx_engine *e, const mx_hash256 *id, const mx_cold_names *names);
+/* The files of the manifest of that name, when it waits to be written; else NULL. Valid until the
+ * ticket ends. */
+const mx_cold_job *mx_ticket_manifest(const mx_engine *e, const mx_hash256 *id);
 bool mx_ticket_collect(mx_engine *e);     /* polls finished jobs; true when there was one */
 void mx_ticket_release_all(mx_engine *e); /* after the tier was closed */
 

@@ -182,7 +182,7 @@ static void test_rm_that_cannot_read_another_entry_takes_nothing(void **arg)
         mx_errbuf eb = {{0}};
         few = (struct rlimit){(rlim_t)n, before.rlim_max};
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-        err = mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], &counts, &eb);
+        err = mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], NULL, &counts, &eb);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
         if (err != MX_OK) {
             assert_string_not_equal(eb.text, "");
@@ -212,9 +212,9 @@ static void test_rm_empties_quarantine(void **arg)
     snprintf(path, sizeof path, "quarantine/%s.page", hex);
     assert_true(is_there(s, path));
     mx_hash256 unknown = help_root(7);
-    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &unknown, &n, &eb), MX_E_NOT_FOUND);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &unknown, NULL, &n, &eb), MX_E_NOT_FOUND);
     assert_true(is_there(s, path)); /* that was nobody's */
-    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], NULL, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 9 + 1 + 2 + 1);
     assert_false(is_there(s, path));
     assert_int_equal(help_count(s->root_dir, ".reason"), 0);

@@ -513,6 +513,154 @@ static void wrong_states_are_replaced(void **state)
     rig_close(&g);
 }
 
+/* ---- deleting --------------------------------------------------------------------------------- */
+
+typedef struct entries {
+    mx_hash256 ids[8];
+    size_t n;
+} entries;
+
+static void add_entry(void *arg, const mx_bank_point *p)
+{
+    entries *l = arg;
+    if (p->is_entry && l->n < MX_COUNT(l->ids)) {
+        l->ids[l->n++] = mx_bank_point_id(p);
+    }
+}
+
+static void list_entries(void *arg, const mx_engine_view *view)
+{
+    mx_bank_walk(view->bank, add_entry, arg);
+}
+
+static entries entries_of(rig *g)
+{
+    entries l = {.n = 0};
+    assert_int_equal(mx_engine_call(g->engine, list_entries, &l), MX_OK);
+    return l;
+}
+
+static const char *counted_suffix;
+static size_t n_counted;
+
+static int count_file(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)st;
+    (void)at;
+    size_t len = strlen(path), tail = strlen(counted_suffix);
+    n_counted += type == FTW_F && len > tail && strcmp(path + len - tail, counted_suffix) == 0;
+    return 0;
+}
+
+static size_t count_files(const rig *g, const char *suffix)
+{
+    counted_suffix = suffix;
+    n_counted = 0;
+    assert_int_equal(nftw(g->cache_dir, count_file, 16, FTW_PHYS), 0);
+    return n_counted;
+}
+
+static void close_tap(void)
+{
+    pthread_mutex_lock(&tap);
+    atomic_store(&is_sync_tapped, true);
+}
+
+static void open_tap(void)
+{
+    atomic_store(&is_sync_tapped, false);
+    pthread_mutex_unlock(&tap);
+}
+
+static mx_err forget(rig *g, const mx_hash256 *id, uint64_t timeout_us)
+{
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    mx_err err = mx_engine_forget(g->engine, id, timeout_us, &n, &eb);
+    assert_true(err == MX_OK || eb.text[0] != '\0');
+    return err;
+}
+
+/* While the writer hangs in the first page, nothing can be deleted for certain, and so nothing is.
+ * After that everything goes, though most of it was still waiting to be written. */
+static void check_deleted_while_it_waits(bool all)
+{
+    rig g;
+    open_rig(&g, 0);
+    prompt p;
+    make_prompt(&p, 71);
+    uint64_t us;
+    rig_start(&g);
+    close_tap();
+    ask_both(&g, &p, "first", &us);
+    entries l = entries_of(&g);
+    assert_true(l.n >= 2); /* the prompt's end, and the turn's */
+    size_t n_asked = all ? 1 : l.n;
+    for (size_t i = 0; i < n_asked; i++) {
+        assert_int_equal(forget(&g, all ? NULL : &l.ids[i], 200000), MX_E_BUSY);
+    }
+    assert_int_equal(entries_of(&g).n, l.n);
+    open_tap();
+    for (size_t i = 0; i < n_asked; i++) {
+        assert_int_equal(forget(&g, all ? NULL : &l.ids[i], 5000000), MX_OK);
+    }
+    assert_int_equal(entries_of(&g).n, 0);
+    wait_written(&g);
+    mx_engine_stats s;
+    mx_engine_get_stats(g.engine, &s);
+    assert_int_equal(s.bank.n_pages, 0); /* no ticket has held one */
+    rig_stop(&g);
+    assert_int_equal(count_files(&g, ".page"), 0);
+    assert_int_equal(count_files(&g, ".session"), 0);
+    rig_start(&g);
+    mx_request_stats r = ask_both(&g, &p, "as if it had never been", &us);
+    assert_int_equal(r.cache_mode, MX_MODE_COLD);
+    rig_close(&g);
+}
+
+static void entry_is_deleted_while_it_waits(void **state)
+{
+    (void)state;
+    check_deleted_while_it_waits(false);
+}
+
+static void all_is_deleted_while_it_waits(void **state)
+{
+    (void)state;
+    check_deleted_while_it_waits(true);
+}
+
+/* A manifest whose pages somebody has removed is offered again with all of them: not after it was
+ * deleted. */
+static void deleted_entry_is_not_stored_again(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    prompt p, other;
+    make_prompt(&p, 72);
+    make_prompt(&other, 73);
+    uint64_t us, files, bytes;
+    mx_errbuf eb = {{0}};
+    rig_start(&g);
+    ask_both(&g, &p, "first", &us);
+    wait_written(&g);
+    entries l = entries_of(&g);
+    rig_must(mx_cold_remove_all(g.cache_dir, &files, &bytes, &eb), &eb, "remove");
+    close_tap();
+    ask_both(&g, &other, "holds up the writer", &us);
+    ask_both(&g, &p, "from RAM", &us);
+    for (size_t i = 0; i < l.n; i++) {
+        assert_int_equal(forget(&g, &l.ids[i], 200000), MX_E_BUSY);
+    }
+    open_tap();
+    wait_written(&g);
+    rig_stop(&g);
+    assert_int_equal(count_files(&g, ".session"), 2); /* of the other one */
+    assert_int_equal(count_files(&g, ".page"), 5);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -526,6 +674,9 @@ int main(void)
         cmocka_unit_test(wrong_page_is_replaced),
         cmocka_unit_test(wrong_tail_is_replaced),
         cmocka_unit_test(wrong_states_are_replaced),
+        cmocka_unit_test(entry_is_deleted_while_it_waits),
+        cmocka_unit_test(all_is_deleted_while_it_waits),
+        cmocka_unit_test(deleted_entry_is_not_stored_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
