@@ -204,6 +204,15 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
 
 /* ---- RAM -------------------------------------------------------------------------------------- */
 
+void mx_admit_look(const mx_engine *e, const mx_hash256 *root, const int32_t *tokens, size_t n,
+                   mx_bank_match *m)
+{
+    mx_bank_lookup(e->bank, root, tokens, n, m);
+    if (e->spacing > 0 && n > 1 && m->n_tokens == n && m->hidden == NULL) {
+        mx_bank_lookup(e->bank, root, tokens, n - 1, m);
+    }
+}
+
 /* Fills r->seq from the bank, at most max_tokens. */
 static void restore_from_ram(mx_engine *e, mx_request *r, size_t max_tokens, mx_bank_match *m)
 {
@@ -235,7 +244,7 @@ void mx_admit_without_cold(mx_engine *e, mx_request *r)
 {
     mx_seq_free(&r->seq);
     mx_seq_init(&r->seq, e->pool, &r->root);
-    mx_bank_lookup(e->bank, &r->root, r->tokens, r->n_tokens, &r->match);
+    mx_admit_look(e, &r->root, r->tokens, r->n_tokens, &r->match);
     start_from_ram(e, r, false);
 }
 
@@ -250,7 +259,7 @@ static void start(mx_engine *e, mx_request *r)
         activate(e, r, 0, MX_RESTORE_NONE, false);
         return;
     }
-    mx_bank_lookup(e->bank, &r->root, r->tokens, r->n_tokens, &r->match);
+    mx_admit_look(e, &r->root, r->tokens, r->n_tokens, &r->match);
     bool is_whole = r->match.n_tokens + 1 >= r->n_tokens;
     if (!is_whole && follow(e, r, r->match.n_tokens)) {
         return;

@@ -168,6 +168,10 @@ void mx_request_wake_reader(mx_request *r);
 /* sched_admit.c */
 /* Starts queued requests as far as pages allow; true when something changed. */
 bool mx_admit_all(mx_engine *e);
+/* What RAM has of n tokens that a request could start from: a boundary at their very end serves with
+ * its hidden vector only, else the greatest before it counts, here as for the cold tier. */
+void mx_admit_look(const mx_engine *e, const mx_hash256 *root, const int32_t *tokens, size_t n,
+                   mx_bank_match *m);
 /* The cold tier answered a probe, */
 void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job);
 /* or a read: pages[0..n_pages-1] belong to the caller, the first job->n_read of them are filled;

@@ -144,7 +144,7 @@ void mx_query_answered(mx_engine *e, mx_query *q, mx_cold_job *job)
 
 static void look_up(mx_engine *e, mx_query *q)
 {
-    mx_bank_lookup(e->bank, &q->root, q->tokens, q->n_tokens, &q->match);
+    mx_admit_look(e, &q->root, q->tokens, q->n_tokens, &q->match);
     mx_miss_look_ram(e, &q->root, q->tokens, q->n_tokens, &q->look);
     bool is_whole = q->match.n_tokens + 1 >= q->n_tokens;
     q->out.ssd_asked = e->cold != NULL && e->cfg.cold_mode == MX_COLD_ON && !is_whole;

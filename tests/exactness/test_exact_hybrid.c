@@ -147,6 +147,39 @@ static void both_tiers_together(void **state)
     rig_close(&g);
 }
 
+/* RAM has a boundary where the prompt ends, but not the hidden vector that belongs to it: the last token
+ * has to be computed, so what counts is the boundary before, and that is on disk. */
+static void boundary_at_the_very_end(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 1, 0, true);
+    int32_t prompt[MAX_PROMPT];
+    random_prompt(prompt, MAX_PROMPT, 19);
+    const uint32_t mark = 610;
+    question q = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 1, .seed = 1, .marks = &mark,
+                  .n_marks = 1};
+    answer cold, got;
+    ask_and_wait(&g, &q, &got);
+    answer_free(&got);
+    rig_stop(&g);
+    rig_start(&g);
+    ask_edited(&g, prompt, mark, 5, &got); /* brings that boundary into RAM, and no other */
+    expect_reuse(&got, MX_MODE_SSD, mark, MX_RESTORE_BOUNDARY, "edited");
+    answer_free(&got);
+    question end = {.prompt = prompt, .n_prompt = mark, .max_tokens = 5, .seed = 1};
+    mx_lookup look;
+    assert_int_equal(mx_engine_lookup(g.engine, NULL, prompt, mark, 60 * 1000000, &look), MX_OK);
+    assert_int_equal(look.stats.n_ram + look.stats.n_ssd, 512);
+    ask_cold(&g, &end, &cold);
+    ask_and_wait(&g, &end, &got);
+    expect_reuse(&got, MX_MODE_SSD, 512, MX_RESTORE_BOUNDARY, "its beginning");
+    assert_same(&cold, &got, "its beginning");
+    answer_free(&got);
+    answer_free(&cold);
+    rig_close(&g);
+}
+
 /* Without their state, pages are of no use, and nothing is taken from anywhere else. */
 static void missing_states(void **state)
 {
@@ -376,6 +409,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_boundary_gives_the_cold_answer),
         cmocka_unit_test(both_tiers_together),
+        cmocka_unit_test(boundary_at_the_very_end),
         cmocka_unit_test(missing_states),
         cmocka_unit_test(cancelled_prompt_is_resumed),
         cmocka_unit_test(short_of_pages),
