@@ -21,7 +21,7 @@ TITLE_RULES = ("You name conversations. Answer with a title of at most five word
 class Sizes:
     """In tokens, about. turn: a message of A; it differs by half from turn to turn."""
 
-    def __init__(self, system, turn, turns, restart_after, second_system=1500, answer=8):
+    def __init__(self, system, turn, turns, restart_after, second_system, answer):
         self.system, self.turn, self.turns, self.restart_after = system, turn, turns, restart_after
         self.second_system, self.answer = second_system, answer
         # Where things happen, as parts of the whole: 25 turns have them at 8, 12, 18, 21.

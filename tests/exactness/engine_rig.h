@@ -124,6 +124,7 @@ typedef struct question {
     const char *stop;
     const uint32_t *marks;
     size_t n_marks;
+    const mx_hash256 *salt;
     bool obey_eos;
     bool no_logprobs;
 } question;
@@ -203,6 +204,7 @@ MX_UNUSED static mx_err try_ask(rig *g, asking *a, const question *q, mx_errbuf 
         .ignore_eos = !q->obey_eos,
         .marks = q->marks,
         .n_marks = q->n_marks,
+        .salt = q->salt,
         .wake = on_wake,
         .wake_arg = a->waiter,
         .id = "test",
