@@ -127,6 +127,10 @@ typedef void mx_bank_boundary_fn(void *arg, size_t n_tokens, mx_kvstate *state,
                                  mx_entry_kind kind);
 void mx_bank_boundaries(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
                         mx_bank_boundary_fn *fn, void *arg);
+/* The same for a sequence, of which only those behind `from` are wanted: what is in front of that is
+ * not walked through when its pages are stored. */
+void mx_bank_boundaries_behind(const mx_bank *b, const mx_seq *seq, const int32_t *tokens,
+                               size_t from, size_t n, mx_bank_boundary_fn *fn, void *arg);
 
 /* Frees pages leaf first, least valuable first (value = time to recompute x decayed uses / bytes,
  * where what is recomputed is all that only this leaf leads to),

@@ -140,18 +140,15 @@ bool mx_boundary_evict(mx_bank *b)
 
 /* ---- walking ---------------------------------------------------------------------------------- */
 
-void mx_bank_boundaries(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
-                        mx_bank_boundary_fn *fn, void *arg)
+/* Below `at`, which stands behind `first` tokens in whole pages. */
+static void walk(const mx_bank_node *at, const int32_t *tokens, size_t first, size_t from, size_t n,
+                 mx_bank_boundary_fn *fn, void *arg)
 {
-    mx_bank_tree *tree = mx_bank_has_states(b) ? mx_tree_get(b, root) : NULL;
-    if (tree == NULL) {
-        return;
-    }
-    mx_bank_node *at = &tree->top;
-    for (size_t first = 0; first < n; first += MX_PAGE_TOKENS) {
+    for (; first < n; first += MX_PAGE_TOKENS) {
         uint32_t n_next = (uint32_t)mx_min_size(n - first, MX_PAGE_TOKENS);
         mx_child_hit hit = mx_node_find(at, tokens + first, n_next);
-        for (uint32_t row = 1; row <= hit.common; row++) {
+        uint32_t row = from > first ? (uint32_t)mx_min_size(from - first, MX_PAGE_TOKENS) : 0;
+        for (row++; row <= hit.common; row++) {
             const mx_bank_node *home = mx_node_home(at, tokens + first, row);
             const mx_bank_entry *e = home != NULL ? mx_node_entry(home, row) : NULL;
             if (e != NULL) {
@@ -163,4 +160,32 @@ void mx_bank_boundaries(const mx_bank *b, const mx_hash256 *root, const int32_t 
         }
         at = hit.best;
     }
+}
+
+void mx_bank_boundaries(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
+                        mx_bank_boundary_fn *fn, void *arg)
+{
+    mx_bank_tree *tree = mx_bank_has_states(b) ? mx_tree_get(b, root) : NULL;
+    if (tree != NULL) {
+        walk(&tree->top, tokens, 0, 0, n, fn, arg);
+    }
+}
+
+void mx_bank_boundaries_behind(const mx_bank *b, const mx_seq *seq, const int32_t *tokens,
+                               size_t from, size_t n, mx_bank_boundary_fn *fn, void *arg)
+{
+    mx_bank_tree *tree = mx_bank_has_states(b) ? mx_tree_get(b, &seq->root) : NULL;
+    if (tree == NULL) {
+        return;
+    }
+    const mx_bank_node *at = &tree->top;
+    size_t first = from / MX_PAGE_TOKENS * MX_PAGE_TOKENS;
+    if (first > 0) {
+        at = seq->pages[first / MX_PAGE_TOKENS - 1]->owner;
+    }
+    if (at == NULL || (first > 0 && at->n_rows < MX_PAGE_TOKENS)) { /* the budget had no room for it */
+        at = &tree->top;
+        first = 0;
+    }
+    walk(at, tokens, first, from, n, fn, arg);
 }

@@ -148,7 +148,7 @@ static void drop_restored(mx_engine *e, mx_request *r)
     mx_seq_free(&r->seq);
     mx_seq_init(&r->seq, e->pool, &r->root);
     r->hidden_at = 0;
-    r->n_cold_pages = 0;
+    mx_request_begin_store(r, 0);
     r->params.cache = MX_CACHE_OFF;
     mx_bank_forget_all(e->bank);
 }
@@ -218,7 +218,7 @@ static void restore_from_ram(mx_engine *e, mx_request *r, size_t max_tokens, mx_
 {
     /* MX_E_FULL: the whole pages alone; MX_E_NOMEM: nothing. What is missing is computed. */
     (void)mx_bank_restore_cache(e->bank, &r->seq, r->tokens, r->n_tokens, max_tokens, m);
-    r->n_cold_pages = 0;
+    mx_request_begin_store(r, 0);
 }
 
 /* Everything that RAM has, and on. All but the last token at most, so that there is a token to
@@ -275,7 +275,7 @@ static void start(mx_engine *e, mx_request *r)
     if (e->spacing > 0) {
         size_t n_most = mx_min_size(r->match.n_shared, r->n_tokens - 1);
         (void)mx_bank_hold_pages(e->bank, &r->seq, r->tokens, n_most / MX_PAGE_TOKENS);
-        r->n_cold_pages = 0;
+        mx_request_begin_store(r, 0);
     } else {
         mx_bank_match m;
         restore_from_ram(e, r, r->match.n_full_pages * MX_PAGE_TOKENS, &m);
@@ -398,7 +398,7 @@ static void admit_read_state(mx_engine *e, mx_request *r, const mx_cold_job *job
     if (r->params.cache == MX_CACHE_USE) {
         (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_POINT, NULL, NULL);
     }
-    r->n_cold_pages = at / MX_PAGE_TOKENS;
+    mx_request_begin_store(r, at / MX_PAGE_TOKENS);
     activate(e, r, at - r->match.n_tokens, mx_admit_cold_kind(e, job), false);
 }
 
@@ -420,7 +420,7 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
         return;
     }
     push_read_pages(e, r, job, pages, n_ram + n_got);
-    r->n_cold_pages = r->seq.n_tokens / MX_PAGE_TOKENS;
+    mx_request_begin_store(r, r->seq.n_tokens / MX_PAGE_TOKENS);
     if (r->params.cache == MX_CACHE_USE) {
         /* Promotion. The tail follows with the entry that the prefill leaves at its end. */
         (void)mx_bank_insert_pages(e->bank, &r->seq);

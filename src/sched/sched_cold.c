@@ -333,15 +333,11 @@ static mx_err store_page(mx_engine *e, const mx_hash256 *root, mx_page *page, ui
 
 /* ---- states ---- */
 
-/* The boundaries on a sequence's way that the cold tier has or is given. */
+/* One look at the part of a request's way that is new. */
 typedef struct state_walk {
     mx_engine *e;
     mx_request *r;
-    size_t n_rows;       /* tokens whose rows were handed to the writer */
-    mx_hash256 *ids;     /* [n] ascending by position */
-    uint64_t *positions; /* [n] */
-    size_t n, ids_cap, positions_cap;
-    bool is_whole;       /* no state found the queue full */
+    bool is_stuck;       /* a state found the queue full: the next walk begins with it */
 } state_walk;
 
 static bool is_on_its_way(const mx_engine *e, const mx_hash256 *id)
@@ -378,13 +374,28 @@ static bool store_state(state_walk *w, mx_kvstate *state, const mx_hash256 *pare
     return submit(w->e, t) == MX_OK;
 }
 
+static bool note_sent(mx_sent_states *s, const mx_hash256 *id, size_t at)
+{
+    void *ids = s->ids, *positions = s->positions;
+    bool ok = mx_grow(&ids, &s->ids_cap, s->n + 1, sizeof *s->ids);
+    s->ids = ids;
+    ok = mx_grow(&positions, &s->positions_cap, s->n + 1, sizeof *s->positions) && ok;
+    s->positions = positions;
+    if (ok) {
+        s->ids[s->n] = *id;
+        s->positions[s->n++] = at;
+    }
+    return ok;
+}
+
 /* A state is megabytes, and the end of a prompt soon gives way to the end of the turn: it is written
  * only where the boundary before it is at least a page away. */
 static void offer_state(void *arg, size_t at, mx_kvstate *state, mx_entry_kind kind)
 {
     state_walk *w = arg;
-    size_t last = w->n > 0 ? (size_t)w->positions[w->n - 1] : 0;
-    if (at > w->n_rows || at < w->e->cfg.cold_min_tokens ||
+    mx_sent_states *sent = &w->r->sent;
+    size_t last = sent->n > 0 ? (size_t)sent->positions[sent->n - 1] : 0;
+    if (w->is_stuck || at == last || at < w->e->cfg.cold_min_tokens ||
         (kind == MX_ENTRY_PROMPT && at < last + MX_PAGE_TOKENS))
     {
         return;
@@ -394,30 +405,26 @@ static void offer_state(void *arg, size_t at, mx_kvstate *state, mx_entry_kind k
     mx_hash256 id = mx_cold_state_identity(&w->r->root, parent, page,
                                            w->r->tokens + page * MX_PAGE_TOKENS,
                                            (uint32_t)(at - page * MX_PAGE_TOKENS));
-    if (!mx_cold_has_page(w->e->cold, &id) && !is_on_its_way(w->e, &id) &&
-        !store_state(w, state, parent, page, &id))
-    {
-        w->is_whole = false;
-        return;
-    }
-    void *ids = w->ids, *positions = w->positions;
-    bool ok = mx_grow(&ids, &w->ids_cap, w->n + 1, sizeof *w->ids);
-    w->ids = ids;
-    ok = mx_grow(&positions, &w->positions_cap, w->n + 1, sizeof *w->positions) && ok;
-    w->positions = positions;
-    if (ok) {
-        w->ids[w->n] = id;
-        w->positions[w->n++] = at;
+    bool is_sent = mx_cold_has_page(w->e->cold, &id) || is_on_its_way(w->e, &id) ||
+                   store_state(w, state, parent, page, &id);
+    if (!is_sent || !note_sent(sent, &id, at)) {
+        w->is_stuck = true;
+        sent->until = at;
     }
 }
 
-/* Offers the states of r's way whose rows, the first n_rows, the writer has. */
-static void store_states(state_walk *w, mx_engine *e, mx_request *r, size_t n_rows)
+/* Offers the states of r's way whose rows, the first n_rows, the writer has. Each stretch is walked
+ * once, or a long prompt, which comes in many pieces, would cost the square of its length; but a boundary
+ * may still be made at the very end of what was walked, or become that of a turn. */
+static void store_states(mx_engine *e, mx_request *r, size_t n_rows)
 {
-    *w = (state_walk){.e = e, .r = r, .n_rows = n_rows, .is_whole = true};
-    if (e->spacing > 0) {
-        mx_bank_boundaries(e->bank, &r->root, r->tokens, r->seq.n_tokens, offer_state, w);
+    state_walk w = {.e = e, .r = r};
+    size_t from = r->sent.until > 0 ? r->sent.until - 1 : 0;
+    if (e->spacing == 0 || n_rows <= from) {
+        return;
     }
+    mx_bank_boundaries_behind(e->bank, &r->seq, r->tokens, from, n_rows, offer_state, &w);
+    r->sent.until = w.is_stuck ? r->sent.until : n_rows;
 }
 
 /* ---- manifests ---- */
@@ -425,8 +432,9 @@ static void store_states(state_walk *w, mx_engine *e, mx_request *r, size_t n_ro
 /* The ticket holds the end of the chain, and so all of it: should pages turn out to be gone from the
  * folder, they are written again. */
 static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind,
-                          const mx_hash256 *tail_id, state_walk *states)
+                          const mx_hash256 *tail_id)
 {
+    const mx_sent_states *states = &r->sent;
     size_t n_full = r->seq.n_tokens / MX_PAGE_TOKENS;
     size_t n_ids = n_full + (tail_id != NULL);
     mx_ticket *t = n_ids > 0 ? new_ticket(MX_COLD_WRITE_SESSION, &r->root, 1) : NULL;
@@ -439,9 +447,11 @@ static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind,
         return;
     }
     if (states->n > 0) {
+        t->positions = mx_alloc(states->n * sizeof *t->positions);
+    }
+    if (t->positions != NULL) { /* without them it is a session all the same */
         memcpy(t->ids + n_ids, states->ids, states->n * sizeof *t->ids);
-        t->positions = states->positions;
-        states->positions = NULL;
+        memcpy(t->positions, states->positions, states->n * sizeof *t->positions);
         t->job.state_ids = t->ids + n_ids;
         t->job.state_positions = t->positions;
         t->job.n_states = states->n;
@@ -537,13 +547,10 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
             return;
         }
     }
-    state_walk states;
-    store_states(&states, e, r, has_tail ? r->seq.n_tokens : n_full * MX_PAGE_TOKENS);
+    store_states(e, r, has_tail ? r->seq.n_tokens : n_full * MX_PAGE_TOKENS);
     if (with_entry) {
-        store_session(e, r, kind, has_tail ? &id : NULL, &states);
+        store_session(e, r, kind, has_tail ? &id : NULL);
     }
-    mx_free(states.ids);
-    mx_free(states.positions);
 }
 
 void mx_ticket_condemn(mx_engine *e, const mx_request *r, const mx_hash256 *ids, size_t n_pages,

@@ -51,6 +51,14 @@ typedef struct mx_miss_look {
     bool is_under_other_model;
 } mx_miss_look;
 
+/* The boundaries on a request's way that the cold tier has or was given. */
+typedef struct mx_sent_states {
+    mx_hash256 *ids;     /* [n] ascending by position */
+    uint64_t *positions; /* [n] */
+    size_t n, ids_cap, positions_cap;
+    size_t until;        /* so many tokens of the way were looked through */
+} mx_sent_states;
+
 struct mx_request {
     /* Constant after create. */
     mx_engine *engine;
@@ -89,6 +97,7 @@ struct mx_request {
     mx_ticket *ticket;        /* the probe or read we wait for */
     uint64_t wait_deadline_us; /* when we stop waiting for it */
     size_t n_cold_pages;      /* pages of seq that were handed to the cold writer */
+    mx_sent_states sent;      /* and states */
     bool has_cold_tail;       /* the last page of seq was read from this file: */
     mx_hash256 cold_tail_id;
     mx_bank_match match;            /* what RAM offered */
@@ -242,6 +251,13 @@ void mx_stop_learn(const mx_engine *e, mx_request *r);
 enum { MX_STOP_MIN_TOKENS = 32 };
 /* r has just been fed: keeps a boundary when it stands where one is wanted; true = it does. */
 bool mx_stop_keep(mx_engine *e, mx_request *r);
+
+/* r has another sequence: of its pages the cold writer has the first n_pages. */
+MX_INLINE void mx_request_begin_store(mx_request *r, size_t n_pages)
+{
+    r->n_cold_pages = n_pages;
+    r->sent.n = r->sent.until = 0;
+}
 
 MX_INLINE bool mx_request_may_store(const mx_request *r)
 {

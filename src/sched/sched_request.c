@@ -149,6 +149,8 @@ void mx_request_unref(mx_request *r)
     mx_output_free(&r->out);
     pthread_mutex_destroy(&r->mu);
     mx_free(r->held);
+    mx_free(r->sent.ids);
+    mx_free(r->sent.positions);
     mx_free(r->bias);
     mx_free(r->stops);
     mx_free(r->stop_bytes);

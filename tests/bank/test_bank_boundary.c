@@ -177,6 +177,50 @@ static void test_kept_by_coverage(void **state)
     close_bank(&f);
 }
 
+typedef struct places {
+    size_t at[64], n;
+} places;
+
+static void see_place(void *arg, size_t n_tokens, mx_kvstate *st, mx_entry_kind kind)
+{
+    places *p = arg;
+    (void)kind;
+    assert_int_equal(st->n_tokens, n_tokens);
+    assert_true(p->n < MX_COUNT(p->at));
+    p->at[p->n++] = n_tokens;
+}
+
+/* What is asked for behind a place is what a walk over all finds there; and the tokens of the pages
+ * before that are not even looked at. */
+static void test_boundaries_behind_a_place(void **state)
+{
+    (void)state;
+    fixture f = open_bank(400, &plain_config);
+    int32_t blind[MAX_TOKENS];
+    mx_seq s;
+    places all = {.n = 0};
+    mx_seq_init(&s, f.pool, &root);
+    for (size_t n = 30; n <= 1000; n += 37) {
+        step(&f, &s, n, MX_ENTRY_POINT, NULL);
+    }
+    mx_bank_boundaries(f.bank, &root, f.t, s.n_tokens, see_place, &all);
+    assert_int_equal(all.n, 27);
+    for (size_t from = 0; from <= s.n_tokens; from++) {
+        size_t n_skipped = 0, first = from / MX_PAGE_TOKENS * MX_PAGE_TOKENS;
+        while (n_skipped < all.n && all.at[n_skipped] <= from) {
+            n_skipped++;
+        }
+        memcpy(blind, f.t, sizeof blind);
+        memset(blind, 0xff, first * sizeof *blind);
+        places got = {.n = 0};
+        mx_bank_boundaries_behind(f.bank, &s, blind, from, s.n_tokens, see_place, &got);
+        assert_int_equal(got.n, all.n - n_skipped);
+        assert_memory_equal(got.at, all.at + n_skipped, got.n * sizeof *got.at);
+    }
+    mx_seq_free(&s);
+    close_bank(&f);
+}
+
 /* One that requests start from outlives its neighbours. */
 static void test_used_boundaries_stay(void **state)
 {
@@ -288,6 +332,7 @@ int main(void)
         cmocka_unit_test(test_a_restore_lands_on_a_boundary),
         cmocka_unit_test(test_kinds_of_one_point),
         cmocka_unit_test(test_kept_by_coverage),
+        cmocka_unit_test(test_boundaries_behind_a_place),
         cmocka_unit_test(test_used_boundaries_stay),
         cmocka_unit_test(test_pages_without_a_boundary_go_first),
         cmocka_unit_test(test_approximate),

@@ -513,6 +513,71 @@ static void wrong_states_are_replaced(void **state)
     rig_close(&g);
 }
 
+/* ---- manifests of prompts that come in many pieces ---- */
+
+static unsigned n_manifests, n_most_states;
+
+static int look_at_manifest(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)at;
+    size_t len = strlen(path);
+    if (type != FTW_F || len < 8 || strcmp(path + len - 8, ".session") != 0) {
+        return 0;
+    }
+    size_t n = (size_t)st->st_size;
+    uint8_t *bytes = malloc(n);
+    FILE *f = fopen(path, "rb");
+    assert_true(bytes != NULL && f != NULL && fread(bytes, 1, n, f) == n);
+    fclose(f);
+    mx_disk_manifest m;
+    mx_errbuf eb = {{0}};
+    rig_must(mx_disk_manifest_decode(&m, bytes, n, &eb), &eb, path);
+    n_manifests++;
+    n_most_states = m.n_states > n_most_states ? m.n_states : n_most_states;
+    free(bytes);
+    return 0;
+}
+
+/* States are handed over as the prompt goes on, each once; the manifests name all of them, those of the
+ * turns before, too. */
+static void manifest_names_all_states(void **state)
+{
+    (void)state;
+    char folder[64], path[96];
+    rig_folder(folder);
+    snprintf(path, sizeof path, "%s/hybrid.gguf", folder);
+    rig g;
+    if (!hybrid_write(path)) {
+        rmdir(folder);
+        skip();
+    }
+    rig_open_at(&g, folder, NULL, path, 1, 0);
+    g.cfg.cold_mode = MX_COLD_ON;
+    g.cfg.cold_tuning = (mx_cold_tuning){.min_free_bytes = -1};
+    g.cfg.prefill_chunk = 32;
+    prompt p;
+    make_prompt(&p, 81);
+    uint64_t us;
+    rig_start(&g);
+    for (size_t i = 1; i <= 3; i++) {
+        p.q.n_prompt = i * N_PROMPT / 3;
+        p.q.max_tokens = 1;
+        ask_both(&g, &p, "a piece more", &us);
+        wait_written(&g);
+    }
+    mx_cold_stats s = cold_stats(&g);
+    assert_int_equal(s.write_failures, 0);
+    rig_stop(&g);
+    n_manifests = n_most_states = 0;
+    assert_int_equal(nftw(g.cache_dir, look_at_manifest, 16, FTW_PHYS), 0);
+    print_message("%u manifests, the last one names %u of %llu states\n", n_manifests,
+                  n_most_states, (unsigned long long)s.states_written);
+    assert_true(n_manifests >= 3);
+    assert_true(s.states_written >= 3);
+    assert_int_equal(n_most_states, s.states_written);
+    rig_close(&g);
+}
+
 /* ---- deleting --------------------------------------------------------------------------------- */
 
 typedef struct entries {
@@ -674,6 +739,7 @@ int main(void)
         cmocka_unit_test(wrong_page_is_replaced),
         cmocka_unit_test(wrong_tail_is_replaced),
         cmocka_unit_test(wrong_states_are_replaced),
+        cmocka_unit_test(manifest_names_all_states),
         cmocka_unit_test(entry_is_deleted_while_it_waits),
         cmocka_unit_test(all_is_deleted_while_it_waits),
         cmocka_unit_test(deleted_entry_is_not_stored_again),
