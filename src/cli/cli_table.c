@@ -77,18 +77,23 @@ void mx_print_size(char *out, size_t cap, uint64_t bytes)
     snprintf(out, cap, u == 0 ? "%.0f %s" : "%.1f %s", v, units[u]);
 }
 
-/* A number of seconds, minutes, hours or days. */
+/* A number of seconds, minutes, hours or days. A number alone is not guessed at: who means 30 days and
+ * gets 30 seconds loses the cache. */
 bool mx_parse_time(const char *text, uint64_t *out)
 {
     static const struct {
         char unit;
         uint64_t seconds;
-    } units[] = {{'\0', 1}, {'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
+    } units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
     char *end;
     errno = 0;
     unsigned long long v = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
     if (!isdigit((unsigned char)*text) || errno != 0 || (*end != '\0' && end[1] != '\0')) {
         return false;
+    }
+    if (*end == '\0') {
+        *out = 0;
+        return v == 0;
     }
     for (size_t i = 0; i < MX_COUNT(units); i++) {
         if (*end == units[i].unit && v <= INT32_MAX) {
@@ -217,8 +222,8 @@ static mx_err set_value(void *base, const mx_option *o, const char *text, bool i
         return MX_OK;
     case OPT_TIME:
         if (!mx_parse_time(text, to)) {
-            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a time such as 12h or "
-                           "30d", shown, text);
+            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a time with its unit, such "
+                           "as 12h or 30d", shown, text);
         }
         return MX_OK;
     case OPT_CHOICE:

@@ -26,7 +26,7 @@ typedef enum mx_option_kind {
     OPT_FLAG,    /* bool */
     OPT_NUMBER,  /* uint64_t, as are the rest */
     OPT_SIZE,    /* bytes */
-    OPT_TIME,    /* seconds, given as 90s, 30m, 12h, 30d; without a unit, seconds */
+    OPT_TIME,    /* seconds, given as 90s, 30m, 12h, 30d, or 0 */
     OPT_CHOICE,  /* the value of a word */
     OPT_ENV_BOOL, OPT_ENV_NUMBER /* environment only, the name is the variable; bool, uint64_t */
 } mx_option_kind;

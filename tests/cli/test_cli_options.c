@@ -96,7 +96,8 @@ static void refusals(void **state)
         {"--strict-model=perhaps", NULL, "--strict-model"}, {"--host", "", "--host"},
         {"--api-key", "", "--api-key"}, {"--ssd-session-cache-ttl", "3w", "12h or 30d"},
         {"--ssd-session-cache-ttl", "d", "12h or 30d"}, {"--ssd-session-cache-ttl", "1dd", "12h"},
-        {"--ssd-session-cache-ttl", "-1", "12h"}, {"--ssd-write-budget", "much", "size"},
+        {"--ssd-session-cache-ttl", "-1", "12h"}, {"--ssd-session-cache-ttl", "30", "with its unit"},
+        {"--ssd-write-budget", "much", "size"},
         {"--ssd-session-cache-max-size", "10", "give the unit"},
     };
     for (size_t i = 0; i < MX_COUNT(rows); i++) {
@@ -160,7 +161,7 @@ static void times(void **state)
 {
     (void)state;
     static const struct { const char *text; uint64_t seconds; } rows[] = {
-        {"0", 0}, {"90", 90}, {"90s", 90}, {"5m", 300}, {"12h", 43200}, {"30d", 2592000}};
+        {"0", 0}, {"90s", 90}, {"5m", 300}, {"12h", 43200}, {"30d", 2592000}};
     for (size_t i = 0; i < MX_COUNT(rows); i++) {
         mx_settings s;
         mx_errbuf eb;
