@@ -32,7 +32,7 @@ static const mx_option rows[] = {
     {"all", OPT_FLAG, AT(all), NULL, "off", 0, 0, NULL, "rm: everything, of all models"},
     {"quarantine", OPT_FLAG, AT(quarantine), NULL, "off", 0, 0, NULL,
      "verify: move damaged files to quarantine/, so that no reader meets them"},
-    {"ssd-session-cache-max-size", OPT_SIZE, AT(max_size), "SIZE", "0", 0, 0, NULL,
+    {"ssd-session-cache-max-size", OPT_SIZE, AT(max_size), "SIZE", "0", MX_SIZE_MIN, 0, NULL,
      "gc: the limit; without it MTPLX_SSD_SESSION_CACHE_MAX_SIZE, or else there is none"},
     {"ssd-session-cache-ttl", OPT_TIME, AT(ttl_s), "TIME", "0", 0, 0, NULL,
      "gc: what was not used for so long (30d, 12h) goes; without it MTPLX_SSD_SESSION_CACHE_TTL"},
@@ -231,14 +231,17 @@ static int run_gc(const options *o, const char *operand)
     mx_errbuf eb = {{0}};
     char size[32];
     uint64_t limit = o->max_size, ttl_s = o->ttl_s;
-    const char *max_size = given_or_env(NULL, "MTPLX_SSD_SESSION_CACHE_MAX_SIZE");
+    static const char size_name[] = "MTPLX_SSD_SESSION_CACHE_MAX_SIZE";
+    const char *max_size = given_or_env(NULL, size_name);
     const char *ttl = given_or_env(NULL, "MTPLX_SSD_SESSION_CACHE_TTL");
-    if (limit == 0 && max_size != NULL && !mx_parse_size(max_size, &limit)) {
-        fprintf(stderr, "mtplx: MTPLX_SSD_SESSION_CACHE_MAX_SIZE must be a size such as 4G\n");
+    if (limit == 0 && max_size != NULL
+        && mx_read_size(size_name, max_size, MX_SIZE_MIN, &limit, &eb) != MX_OK)
+    {
+        failed(&eb);
         return 2;
     }
     if (ttl_s == 0 && ttl != NULL && !mx_parse_time(ttl, &ttl_s)) {
-        fprintf(stderr, "mtplx: MTPLX_SSD_SESSION_CACHE_TTL must be a time such as 12h or 30d\n");
+        fprintf(stderr, "mtplx: MTPLX_SSD_SESSION_CACHE_TTL must be a time with its unit, such as 12h or 30d\n");
         return 2;
     }
     if (mx_cold_gc(o->dir, limit == 0 ? UINT64_MAX : limit, ttl_s, &n, &eb) != MX_OK) {

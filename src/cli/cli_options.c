@@ -68,7 +68,7 @@ static const mx_option rows[] = {
     {"activations", OPT_CHOICE, AT(act_type), NULL, "16", 0, 0, act_words,
      "bits of the activations; 8 reads prompts faster and is less exact, and stores of the one are "
      "not used by the other"},
-    {"kv-budget", OPT_SIZE, AT(kv_budget), "SIZE", "0", 0, 0, NULL,
+    {"kv-budget", OPT_SIZE, AT(kv_budget), "SIZE", "0", MX_SIZE_MIN, 0, NULL,
      "memory for the pages of running requests and of the session bank; 0 = half of what is free"},
     {"max-batch", OPT_NUMBER, AT(max_batch), "N", "16", 1, 256, NULL,
      "requests that are computed together"},
@@ -83,7 +83,7 @@ static const mx_option rows[] = {
     {"ssd-session-cache-compress", OPT_CHOICE, AT(ssd_compress), NULL, "off", 0, 0, compress_words,
      "compress what is written there, without loss: zstd saves a tenth or a sixth of the space and reads "
      "slower; whatever was chosen, all is read"},
-    {"ssd-session-cache-max-size", OPT_SIZE, AT(ssd_max_size), "SIZE", "0", 1u << 20, 0, NULL,
+    {"ssd-session-cache-max-size", OPT_SIZE, AT(ssd_max_size), "SIZE", "0", MX_SIZE_MIN, 0, NULL,
      "limit of that folder; 0 = a tenth of the free space, at most 32 GiB"},
     {"ssd-session-cache-min-tokens", OPT_NUMBER, AT(ssd_min_tokens), "N", "32", 0, 1u << 24, NULL,
      "shorter prompts are not written"},
@@ -91,7 +91,7 @@ static const mx_option rows[] = {
      "prompts that are computed again in less time are not written"},
     {"ssd-session-cache-ttl", OPT_TIME, AT(ssd_ttl_s), "TIME", "0", 0, 0, NULL,
      "what was not used for so long (30d, 12h) is deleted; 0 = never"},
-    {"ssd-write-budget", OPT_SIZE, AT(ssd_write_budget), "SIZE", "0", 0, 0, NULL,
+    {"ssd-write-budget", OPT_SIZE, AT(ssd_write_budget), "SIZE", "0", MX_SIZE_MIN, 0, NULL,
      "bytes that are written to that folder in a day (UTC); 0 = no limit"},
     {"ssd-restore", OPT_CHOICE, AT(ssd_restore), NULL, "auto", 0, 0, restore_words,
      "auto: read from disk only when that is faster than computing"},

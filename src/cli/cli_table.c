@@ -65,6 +65,20 @@ bool mx_parse_size(const char *text, uint64_t *out)
     return true;
 }
 
+mx_err mx_read_size(const char *shown, const char *text, uint64_t min, uint64_t *out,
+                    mx_errbuf *eb)
+{
+    if (!mx_parse_size(text, out)) {
+        return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a size such as 512M or 4G", shown,
+                       text);
+    }
+    if (*out != 0 && *out < min) {
+        return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be 0 or at least %llu bytes: give "
+                       "the unit, as in 512M or 4G", shown, text, (unsigned long long)min);
+    }
+    return MX_OK;
+}
+
 void mx_print_size(char *out, size_t cap, uint64_t bytes)
 {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
@@ -209,17 +223,7 @@ static mx_err set_value(void *base, const mx_option *o, const char *text, bool i
         }
         return MX_OK;
     case OPT_SIZE:
-        if (!mx_parse_size(text, to)) {
-            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a size such as 512M or "
-                           "4G",
-                           shown, text);
-        }
-        if (*(uint64_t *)to != 0 && *(uint64_t *)to < o->min) {
-            return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be 0 or at least %llu bytes: "
-                           "give the unit, as in 512M or 4G",
-                           shown, text, (unsigned long long)o->min);
-        }
-        return MX_OK;
+        return mx_read_size(shown, text, o->min, to, eb);
     case OPT_TIME:
         if (!mx_parse_time(text, to)) {
             return mx_fail(eb, MX_E_INVALID, "%s is \"%.64s\"; it must be a time with its unit, such "

@@ -47,7 +47,10 @@ typedef struct mx_option {
     const char *help;
 } mx_option;
 
-enum { MX_TABLE_MAX_ROWS = 96 };
+enum {
+    MX_TABLE_MAX_ROWS = 96,
+    MX_SIZE_MIN = 1 << 20, /* of folders and budgets: less is a size whose unit was forgotten */
+};
 
 typedef struct mx_option_table {
     const char *command; /* whose `mtplx help` lists these: "start" */
@@ -70,6 +73,9 @@ void mx_table_json(const mx_option_table *t, const void *from, bool env_only, mx
 /* "512M", "1.5GiB", "4096": binary multiples in every spelling. */
 bool mx_parse_size(const char *text, uint64_t *out);
 bool mx_parse_time(const char *text, uint64_t *out); /* seconds */
+/* The same as the value of an option or variable, which eb names: 0, or at least min. */
+mx_err mx_read_size(const char *shown, const char *text, uint64_t min, uint64_t *out,
+                    mx_errbuf *eb);
 /* "1.5 GiB" */
 void mx_print_size(char *out, size_t cap, uint64_t bytes);
 

@@ -99,6 +99,7 @@ static void refusals(void **state)
         {"--ssd-session-cache-ttl", "-1", "12h"}, {"--ssd-session-cache-ttl", "30", "with its unit"},
         {"--ssd-write-budget", "much", "size"},
         {"--ssd-session-cache-max-size", "10", "give the unit"},
+        {"--kv-budget", "512", "give the unit"}, {"--ssd-write-budget", "20", "give the unit"},
     };
     for (size_t i = 0; i < MX_COUNT(rows); i++) {
         mx_settings s;
@@ -154,6 +155,22 @@ static void sizes(void **state)
         if (mx_parse_size(bad[i], &n)) {
             fail_msg("\"%s\" was accepted as %llu", bad[i], (unsigned long long)n);
         }
+    }
+}
+
+/* 0 is "as the machine has it" or "no limit", and stays possible. */
+static void sizes_of_budgets(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"--kv-budget", "--ssd-write-budget",
+                                        "--ssd-session-cache-max-size"};
+    for (size_t i = 0; i < MX_COUNT(names); i++) {
+        mx_settings s;
+        mx_errbuf eb;
+        assert_int_equal(parse(&s, names[i], "0", NULL, NULL, &eb), MX_OK);
+        mx_settings_free(&s);
+        assert_int_equal(parse(&s, names[i], "1M", NULL, NULL, &eb), MX_OK);
+        mx_settings_free(&s);
     }
 }
 
@@ -244,6 +261,7 @@ int main(void)
         cmocka_unit_test(sources),
         cmocka_unit_test(refusals),
         cmocka_unit_test(sizes),
+        cmocka_unit_test(sizes_of_budgets),
         cmocka_unit_test(times),
         cmocka_unit_test(help_names_every_setting),
         cmocka_unit_test(free_memory),

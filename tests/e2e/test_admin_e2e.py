@@ -585,9 +585,14 @@ def test_cache_cli_usage(start, tmp_path):
     for args, word in (((), "actions"), (("x",), "actions"), (("rm",), "--all"), (("rm", "abc", "--all"), "--all"),
                        (("show",), "name"), (("ls", "x"), "options only"), (("explain",), "file"),
                        (("ls", "--nothing"), "--nothing"), (("gc", "--ssd-session-cache-max-size", "x"), "size"),
+                       (("gc", "--ssd-session-cache-max-size", "10"), "give the unit"),
+                       (("gc", "--ssd-session-cache-ttl", "30"), "unit"),
                        (("gc", "--ssd-session-cache-ttl", "x"), "time")):
         done = run_mtplx("cache", *args, home=tmp_path)
         assert done.returncode == 2 and word in done.stderr, (args, done)
+    for value in ("10", "much"):
+        done = run_mtplx("cache", "gc", home=tmp_path, env={"MTPLX_SSD_SESSION_CACHE_MAX_SIZE": value})
+        assert done.returncode == 2 and "MTPLX_SSD_SESSION_CACHE_MAX_SIZE" in done.stderr, done
     assert "0 entries" in run_mtplx("cache", "ls", home=tmp_path).stdout
     foreign = tmp_path / "foreign"
     foreign.mkdir(mode=0o700)
