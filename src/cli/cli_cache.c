@@ -14,13 +14,16 @@
 #include "cold/cold.h"
 #include "cold/cold_tools.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
 
 typedef struct options {
     char *dir, *url, *admin_key, *api_key;
     bool all, quarantine;
+    bool is_named; /* dir is not the default */
     uint64_t max_size, ttl_s;
 } options;
 
@@ -113,6 +116,12 @@ static mx_err list_all(const options *o, listed *l, mx_errbuf *eb)
     return MX_OK;
 }
 
+static bool is_there(const options *o)
+{
+    struct stat st;
+    return stat(o->dir, &st) == 0 || errno != ENOENT;
+}
+
 static int run_ls(const options *o, const char *operand)
 {
     (void)operand;
@@ -134,7 +143,7 @@ static int run_ls(const options *o, const char *operand)
                (unsigned long long)e->n_tokens, e->n_pages, size, used, e->folder);
         printf(e->n_missing > 0 ? "  (%u pages are missing)\n" : "\n", e->n_missing);
     }
-    printf("%zu entries in %s\n", l.n, o->dir);
+    printf("%zu entries in %s%s\n", l.n, o->dir, is_there(o) ? "" : ", which is not there yet");
     mx_free(l.items);
     return 0;
 }
@@ -324,7 +333,8 @@ static bool find_folder(options *o)
 {
     char standard[1024];
     const char *dir = o->dir == NULL ? getenv("MTPLX_SSD_SESSION_CACHE_DIR") : o->dir;
-    if (dir == NULL || *dir == '\0') {
+    o->is_named = dir != NULL && *dir != '\0';
+    if (!o->is_named) {
         const char *home = mx_machine_home();
         if (home == NULL) {
             return false;
@@ -363,6 +373,10 @@ int mx_cli_cache(int argc, char **argv)
         fprintf(stderr, "mtplx: %s\n", eb.text);
     } else if (!find_folder(&o)) {
         code = wrong_usage("there is no home folder; name the folder with --ssd-session-cache-dir");
+    } else if (o.is_named && a->run != run_explain && !is_there(&o)) {
+        /* A slip in the name must not read as "nothing is stored" or "everything is removed". */
+        fprintf(stderr, "mtplx: there is no folder %s\n", o.dir);
+        code = 1;
     } else {
         mx_log_set_level(MX_LOG_ERROR);
         code = a->run(&o, has_operand ? argv[1] : NULL);

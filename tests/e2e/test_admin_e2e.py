@@ -593,7 +593,11 @@ def test_cache_cli_usage(start, tmp_path):
     for value in ("10", "much"):
         done = run_mtplx("cache", "gc", home=tmp_path, env={"MTPLX_SSD_SESSION_CACHE_MAX_SIZE": value})
         assert done.returncode == 2 and "MTPLX_SSD_SESSION_CACHE_MAX_SIZE" in done.stderr, done
-    assert "0 entries" in run_mtplx("cache", "ls", home=tmp_path).stdout
+    empty = run_mtplx("cache", "ls", home=tmp_path)
+    assert empty.returncode == 0 and "0 entries" in empty.stdout and "not there yet" in empty.stdout
+    for args in (("ls",), ("verify",), ("gc",), ("rm", "--all")):
+        done = run_mtplx("cache", *args, "--ssd-session-cache-dir", str(tmp_path / "slip"), home=tmp_path)
+        assert done.returncode == 1 and "there is no folder" in done.stderr, done
     foreign = tmp_path / "foreign"
     foreign.mkdir(mode=0o700)
     (foreign / "file").write_text("mine")
