@@ -14,14 +14,6 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-static const mx_option_word cpu_words[] = {
-    {"auto", MX_CPU_AUTO}, {"portable", MX_CPU_PORTABLE}, {"avx2", MX_CPU_AVX2},
-    {"avx512", MX_CPU_AVX512}, {"neon", MX_CPU_NEON}, {NULL, 0},
-};
-static const mx_option_word kv_words[] = {{"f16", MX_KV_F16}, {"f32", MX_KV_F32}, {NULL, 0}};
-
-static const mx_option_word act_words[] = {{"16", MX_ACT_16}, {"8", MX_ACT_8}, {NULL, 0}};
-
 #define AT(field) offsetof(mx_bench_settings, field)
 
 #define COMMON                                                                                     \
@@ -47,11 +39,11 @@ static const mx_option model_rows[] = {
      "tokens that stand before those generated"},
     {"batch", OPT_NUMBER, AT(batch), "N", "1", 1, 256, NULL, "sequences that generate together"},
     {"chunk", OPT_NUMBER, AT(chunk), "TOKENS", "512", 1, 8192, NULL, "prompt tokens per pass"},
-    {"cpu-level", OPT_CHOICE, AT(cpu_level), NULL, "auto", 0, 0, cpu_words,
+    {"cpu-level", OPT_CHOICE, AT(cpu_level), NULL, "auto", 0, 0, mx_cpu_words,
      "highest instruction set to use"},
-    {"kv-type", OPT_CHOICE, AT(kv_type), NULL, "f16", 0, 0, kv_words,
+    {"kv-type", OPT_CHOICE, AT(kv_type), NULL, "f16", 0, 0, mx_kv_words,
      "how keys and values are stored"},
-    {"activations", OPT_CHOICE, AT(act_type), NULL, "16", 0, 0, act_words,
+    {"activations", OPT_CHOICE, AT(act_type), NULL, "16", 0, 0, mx_act_words,
      "bits of the activations"},
     {"no-roof", OPT_FLAG, AT(no_roof), NULL, "off", 0, 0, NULL,
      "do not measure the machine's limits to compare with"},

@@ -4,14 +4,14 @@
  */
 #include "cli/cli_options.h"
 
-static const mx_option_word cpu_words[] = {
+const mx_option_word mx_cpu_words[] = {
     {"auto", MX_CPU_AUTO}, {"portable", MX_CPU_PORTABLE}, {"avx2", MX_CPU_AVX2},
     {"avx512", MX_CPU_AVX512}, {"neon", MX_CPU_NEON}, {NULL, 0},
 };
-static const mx_option_word kv_words[] = {
+const mx_option_word mx_kv_words[] = {
     {"f16", MX_KV_F16}, {"f32", MX_KV_F32}, {"q8", MX_KV_Q8}, {NULL, 0},
 };
-static const mx_option_word act_words[] = {{"16", MX_ACT_16}, {"8", MX_ACT_8}, {NULL, 0}};
+const mx_option_word mx_act_words[] = {{"16", MX_ACT_16}, {"8", MX_ACT_8}, {NULL, 0}};
 static const mx_option_word ssd_words[] = {
     {"on", MX_COLD_ON}, {"off", MX_COLD_OFF}, {"write-only", MX_COLD_WRITE_ONLY}, {NULL, 0},
 };
@@ -61,11 +61,11 @@ static const mx_option rows[] = {
      "context length; 0 = the model's own"},
     {"threads", OPT_NUMBER, AT(threads), "N", "0", 0, 1024, NULL,
      "compute threads; 0 = as many as the process may use"},
-    {"cpu-level", OPT_CHOICE, AT(cpu_level), NULL, "auto", 0, 0, cpu_words,
+    {"cpu-level", OPT_CHOICE, AT(cpu_level), NULL, "auto", 0, 0, mx_cpu_words,
      "highest instruction set to use; the answers are the same on all"},
-    {"kv-type", OPT_CHOICE, AT(kv_type), NULL, "f16", 0, 0, kv_words,
+    {"kv-type", OPT_CHOICE, AT(kv_type), NULL, "f16", 0, 0, mx_kv_words,
      "how keys and values are stored: q8 takes about half the memory of f16, f32 twice as much"},
-    {"activations", OPT_CHOICE, AT(act_type), NULL, "16", 0, 0, act_words,
+    {"activations", OPT_CHOICE, AT(act_type), NULL, "16", 0, 0, mx_act_words,
      "bits of the activations; 8 reads prompts faster and is less exact, and stores of the one are "
      "not used by the other"},
     {"kv-budget", OPT_SIZE, AT(kv_budget), "SIZE", "0", MX_SIZE_MIN, 0, NULL,

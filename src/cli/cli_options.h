@@ -48,6 +48,10 @@ typedef struct mx_settings {
 
 enum { MX_CPU_AUTO = 100 };
 
+/* The words of --cpu-level (the values are mx_cpu_level and MX_CPU_AUTO), --kv-type and --activations,
+ * for all commands that have these options. */
+extern const mx_option_word mx_cpu_words[], mx_kv_words[], mx_act_words[];
+
 /* Defaults, then the environment, then argv[0..argc-1] (without program and command). MX_E_INVALID:
  * eb names the option or variable, what is wrong with it and what is possible. Free in every
  * case. */

@@ -99,6 +99,9 @@ def test_bench_model(tmp_path):
     assert 0.5 < r["weight_bytes"] / MODEL.stat().st_size < 1
     text = run_mtplx(*args, home=tmp_path, timeout=60).stdout
     assert "prefill 70:" in text and "decode 3 x 2 at 70:" in text
+    for option, word in (("--kv-type", "q8"), ("--kv-type", "f32"), ("--activations", "8")):
+        r = run_mtplx(*args, option, word, home=tmp_path, timeout=60)
+        assert r.returncode == 0 and "prefill 70:" in r.stdout, (option, word, r)
     for wrong in (("bench",), ("bench", "model"), ("bench", "model", str(MODEL), "--depht", "1"),
                   ("bench", "roof", "--threads", "0x")):
         r = run_mtplx(*wrong, home=tmp_path)
