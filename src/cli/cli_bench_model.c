@@ -357,6 +357,8 @@ static mx_err load(bench *b, const char *path, mx_errbuf *eb)
 {
     const mx_bench_settings *s = b->s;
     uint32_t n_rows = (uint32_t)mx_max_size(s->chunk, s->batch);
+    mx_cpu_level level;
+    MX_TRY(mx_cli_cpu_level(s->cpu_level, &level, eb));
     mx_model_options o = {
         .path = path,
         .kv_type = (mx_kv_type)s->kv_type,
@@ -364,7 +366,7 @@ static mx_err load(bench *b, const char *path, mx_errbuf *eb)
         .max_batch_rows = n_rows,
         .max_logit_rows = (uint32_t)s->batch,
         .n_ctx = 0,
-        .cpu_level = s->cpu_level == MX_CPU_AUTO ? mx_cpu_best() : (mx_cpu_level)s->cpu_level,
+        .cpu_level = level,
     };
     MX_TRY(mx_pool_create(&b->pool, (unsigned)s->threads, eb));
     MX_TRY(mx_model_load(&b->model, &o, b->pool, eb));

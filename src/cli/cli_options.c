@@ -117,8 +117,21 @@ _Static_assert(MX_COUNT(rows) <= MX_TABLE_MAX_ROWS, "more rows than a table can 
 
 mx_err mx_settings_parse(mx_settings *s, int argc, char **argv, mx_errbuf *eb)
 {
+    mx_cpu_level level;
     *s = (mx_settings){0};
-    return mx_table_parse(&table, s, argc, argv, eb);
+    MX_TRY(mx_table_parse(&table, s, argc, argv, eb));
+    MX_TRY(mx_cli_cpu_level(s->cpu_level, &level, eb));
+    return MX_OK;
+}
+
+mx_err mx_cli_cpu_level(uint64_t value, mx_cpu_level *out, mx_errbuf *eb)
+{
+    *out = value == MX_CPU_AUTO ? mx_cpu_best() : (mx_cpu_level)value;
+    if (!mx_cpu_level_is_built(*out)) {
+        return mx_fail(eb, MX_E_INVALID, "--cpu-level %s: this build has no such level; `mtplx inspect "
+                       "--cpu` lists those that run here", mx_cpu_level_name(*out));
+    }
+    return MX_OK;
 }
 
 void mx_settings_free(mx_settings *s)

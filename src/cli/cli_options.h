@@ -58,6 +58,10 @@ extern const mx_option_word mx_cpu_words[], mx_kv_words[], mx_act_words[];
 mx_err mx_settings_parse(mx_settings *s, int argc, char **argv, mx_errbuf *eb);
 void mx_settings_free(mx_settings *s);
 
+/* What a value of --cpu-level means on this machine; a level that the CPU lacks is a limit that does
+ * not bind. MX_E_INVALID: a level of another architecture. */
+mx_err mx_cli_cpu_level(uint64_t value, mx_cpu_level *out, mx_errbuf *eb);
+
 /* The option part of `mtplx help start`. */
 void mx_settings_help(mx_buf *out);
 /* {"port":8000,...}: all but secrets, of which it says how many there are. */

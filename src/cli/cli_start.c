@@ -209,6 +209,8 @@ static mx_err start_http(server *s, mx_errbuf *eb)
 static mx_err load_model(server *s, mx_errbuf *eb)
 {
     const mx_settings *o = &s->settings;
+    mx_cpu_level level;
+    MX_TRY(mx_cli_cpu_level(o->cpu_level, &level, eb));
     MX_TRY(mx_pool_create(&s->pool, (unsigned)o->threads, eb));
     mx_model_options model = {
         .path = s->model_path,
@@ -217,7 +219,7 @@ static mx_err load_model(server *s, mx_errbuf *eb)
         .max_batch_rows = (uint32_t)(o->prefill_chunk + o->max_batch),
         .max_logit_rows = (uint32_t)o->max_batch,
         .n_ctx = (uint32_t)o->max_context,
-        .cpu_level = o->cpu_level == MX_CPU_AUTO ? mx_cpu_best() : (mx_cpu_level)o->cpu_level,
+        .cpu_level = level,
         .fingerprint_cache_dir = s->fingerprint_dir[0] == '\0' ? NULL : s->fingerprint_dir,
     };
     uint64_t begin = mx_now_us();

@@ -112,6 +112,17 @@ const mx_kern *mx_kern_get(mx_cpu_level max_level)
     return &mx_kern_portable;
 }
 
+bool mx_cpu_level_is_built(mx_cpu_level level)
+{
+#if defined(MX_HAVE_X86)
+    return level != MX_CPU_NEON;
+#elif defined(MX_HAVE_NEON)
+    return level == MX_CPU_PORTABLE || level == MX_CPU_NEON;
+#else
+    return level == MX_CPU_PORTABLE;
+#endif
+}
+
 const char *mx_cpu_level_name(mx_cpu_level level)
 {
     for (size_t i = 0; i < MX_COUNT(names); i++) {

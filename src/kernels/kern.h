@@ -245,6 +245,8 @@ typedef struct mx_kern {
  * absent from a build; then the next lower one is returned. Never NULL. */
 const mx_kern *mx_kern_get(mx_cpu_level max_level);
 mx_cpu_level mx_cpu_best(void);
+/* Is it in this build, whatever this CPU has? */
+bool mx_cpu_level_is_built(mx_cpu_level level);
 const char *mx_cpu_level_name(mx_cpu_level level);
 bool mx_cpu_level_from_name(const char *name, mx_cpu_level *out);
 

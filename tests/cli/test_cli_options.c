@@ -254,6 +254,33 @@ static void free_memory(void **state)
     assert_true(mx_machine_cores() >= 1);
 }
 
+/* Another architecture's level would leave the best one of this CPU in force, silently. */
+static void cpu_levels(void **state)
+{
+    (void)state;
+#if defined(__aarch64__)
+    static const char *const there[] = {"auto", "portable", "neon"}, *const absent[] = {"avx2", "avx512"};
+#else
+    static const char *const there[] = {"auto", "portable", "avx2", "avx512"}, *const absent[] = {"neon"};
+#endif
+    mx_settings s;
+    mx_errbuf eb;
+    mx_cpu_level level;
+    for (size_t i = 0; i < MX_COUNT(there); i++) {
+        assert_int_equal(parse(&s, "--cpu-level", there[i], NULL, NULL, &eb), MX_OK);
+        assert_int_equal(mx_cli_cpu_level(s.cpu_level, &level, &eb), MX_OK);
+        assert_string_equal(mx_cpu_level_name(level),
+                            i == 0 ? mx_cpu_level_name(mx_cpu_best()) : there[i]);
+        mx_settings_free(&s);
+    }
+    for (size_t i = 0; i < MX_COUNT(absent); i++) {
+        assert_int_equal(parse(&s, "--cpu-level", absent[i], NULL, NULL, &eb), MX_E_INVALID);
+        assert_non_null(strstr(eb.text, absent[i]));
+        assert_non_null(strstr(eb.text, "inspect --cpu"));
+        mx_settings_free(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,6 +291,7 @@ int main(void)
         cmocka_unit_test(sizes_of_budgets),
         cmocka_unit_test(times),
         cmocka_unit_test(help_names_every_setting),
+        cmocka_unit_test(cpu_levels),
         cmocka_unit_test(free_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
