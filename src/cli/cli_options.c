@@ -58,7 +58,7 @@ static const mx_option rows[] = {
     {"canonical-prompts", OPT_FLAG, AT(canonical_prompts), NULL, "off", 0, 0, NULL,
      "always tokenise what the client sent, never keep the ids that were sampled"},
     {"max-context", OPT_NUMBER, AT(max_context), "TOKENS", "0", 0, 1u << 24, NULL,
-     "context length; 0 = the model's own"},
+     "context length, at least 64; 0 = the model's own"},
     {"threads", OPT_NUMBER, AT(threads), "N", "0", 0, 1024, NULL,
      "compute threads; 0 = as many as the process may use"},
     {"cpu-level", OPT_CHOICE, AT(cpu_level), NULL, "auto", 0, 0, mx_cpu_words,
@@ -121,6 +121,11 @@ mx_err mx_settings_parse(mx_settings *s, int argc, char **argv, mx_errbuf *eb)
     *s = (mx_settings){0};
     MX_TRY(mx_table_parse(&table, s, argc, argv, eb));
     MX_TRY(mx_cli_cpu_level(s->cpu_level, &level, eb));
+    if (s->max_context != 0 && s->max_context < MX_PAGE_TOKENS) {
+        return mx_fail(eb, MX_E_INVALID, "--max-context is %llu; it must be 0 (the model's own) or at "
+                       "least %d tokens: with less not even a chat template fits",
+                       (unsigned long long)s->max_context, MX_PAGE_TOKENS);
+    }
     return MX_OK;
 }
 

@@ -99,6 +99,7 @@ static void refusals(void **state)
         {"--ssd-session-cache-ttl", "-1", "12h"}, {"--ssd-session-cache-ttl", "30", "with its unit"},
         {"--ssd-write-budget", "much", "size"},
         {"--ssd-session-cache-max-size", "10", "give the unit"},
+        {"--max-context", "1", "at least 64"}, {"--max-context", "63", "at least 64"},
         {"--kv-budget", "512", "give the unit"}, {"--ssd-write-budget", "20", "give the unit"},
     };
     for (size_t i = 0; i < MX_COUNT(rows); i++) {
