@@ -26,10 +26,12 @@ static mx_err read_file(const char *path, mx_buf *out, mx_errbuf *eb)
         }
         return mx_fail_errno(eb, MX_E_NOT_FOUND, e, "--api-key-file %.200s", path);
     }
-    if (!S_ISREG(st.st_mode) || st.st_size > KEY_FILE_MAX_BYTES || (st.st_mode & 022) != 0) {
+    /* The standard of the cache key (cold_key.c): these keys are worth as much. */
+    bool is_private = (st.st_uid == geteuid() || st.st_uid == 0) && (st.st_mode & 077) == 0;
+    if (!S_ISREG(st.st_mode) || st.st_size > KEY_FILE_MAX_BYTES || !is_private) {
         close(fd);
-        return mx_fail(eb, MX_E_INVALID, "--api-key-file %.200s must be a regular file of at most "
-                       "1 MiB that only its owner can write", path);
+        return mx_fail(eb, MX_E_INVALID, "--api-key-file %.200s must be a regular file of this user, of "
+                       "at most 1 MiB, that nobody else can read or write: chmod 600", path);
     }
     char block[4096];
     ssize_t n;

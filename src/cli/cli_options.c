@@ -40,7 +40,8 @@ static const mx_option rows[] = {
      "a key that clients must send; may be given several times, or separated by commas in the "
      "environment variable (which other users of the machine cannot see)"},
     {"api-key-file", OPT_TEXT, AT(api_key_file), "FILE", NULL, 0, 0, NULL,
-     "a file with more keys, one on a line; empty lines and lines that begin with # do not count"},
+     "a file with more keys, one on a line, that only its owner can read; empty lines and lines that "
+     "begin with # do not count"},
     {"admin-key", OPT_SECRET, AT(admin_key), "KEY", NULL, 0, 0, NULL,
      "the key for /admin/..., /metrics and /info; when there are API keys and no admin key, these "
      "paths are not there"},

@@ -92,6 +92,10 @@ def test_cache_key_file(start_keyed, tmp_path):
 def test_key_file(start, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# team\nkey-one\nkey-two\n")
+    keys.chmod(0o644)
+    bad = run_mtplx("start", "--model", "/dev/null", "--api-key-file", str(keys), home=tmp_path)
+    assert bad.returncode == 1 and "chmod 600" in bad.stderr
+    keys.chmod(0o600)
     s = start("--api-key-file", str(keys), "--ssd-session-cache", "off")
     for name, status in (("key-one", 200), ("key-two", 200), ("# team", 401), ("key-three", 401)):
         r = s.post("/v1/chat/completions", {"messages": conversation(5, 5), "max_tokens": 1},
