@@ -4,7 +4,8 @@
  *
  * An entry has one name in both tiers, the identity of its last page. The list joins what the engine
  * shows of its bank with the manifests of this model's folder. Texts are never listed. The worker that
- * handles such a request waits for the engine (one pass) and for the folder, as no other does.
+ * handles such a request waits for the engine (one pass) and for the folder, as no other does; the http
+ * layer therefore never gives the last free worker to one.
  */
 #include "api/api_state.h"
 
@@ -158,8 +159,8 @@ static void write_item(mx_buf *b, const item *it)
 
 static void reply_failed(mx_http_exchange *x, mx_err err, const char *text)
 {
-    mx_problem p = {0};
     bool is_passing = err == MX_E_CANCELLED || err == MX_E_BUSY;
+    mx_problem p = {.retry_after_s = err == MX_E_BUSY ? 2 : 0};
     mx_problem_set(&p, is_passing ? 503 : 500, mx_err_name(err), NULL, "%s", text);
     mx_api_reply_problem(x, &p);
 }

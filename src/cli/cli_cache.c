@@ -279,7 +279,8 @@ static int run_rm(const options *o, const char *operand)
         mx_cold_entry e;
         mx_cold_counts n;
         if (find(o, operand, &e, &eb) != MX_OK
-            || mx_cold_remove_entry(o->dir, e.folder, &e.id, NULL, &n, &eb) != MX_OK)
+            || mx_cold_remove_entry(o->dir, e.folder, &e.id, NULL, MX_COLD_WAIT_FOREVER, &n, &eb)
+                   != MX_OK)
         {
             return failed(&eb);
         }

@@ -62,9 +62,29 @@ static bool is_new(int top)
     return is_so;
 }
 
+/* flock has no time limit of its own, so a limited wait asks again and again. */
+static mx_err take_lock(int fd, const char *dir, uint32_t wait_ms, mx_errbuf *eb)
+{
+    enum { STEP_MS = 10 };
+    const uint64_t until = mx_now_us() + (uint64_t)wait_ms * 1000;
+    const int how = wait_ms == MX_COLD_WAIT_FOREVER ? LOCK_EX : LOCK_EX | LOCK_NB;
+    while (flock(fd, how) != 0) {
+        const int e = errno;
+        if (e != EINTR && e != EWOULDBLOCK) {
+            return mx_fail_errno(eb, mx_cold_errno(e), e, "cannot lock %s/v1/gc.lock", dir);
+        }
+        if (e == EWOULDBLOCK && mx_now_us() >= until) {
+            return mx_fail(eb, MX_E_BUSY, "another process (or a sweep of this one) is removing files "
+                           "in %s: it holds v1/gc.lock", dir);
+        }
+        usleep(e == EWOULDBLOCK ? STEP_MS * 1000 : 0);
+    }
+    return MX_OK;
+}
+
 /* MX_E_NOT_FOUND: nothing is there. MX_E_INVALID: only other files. With `lock` other removers are
- * kept out. */
-static mx_err open_all(opened *o, const char *dir, bool lock, mx_errbuf *eb)
+ * kept out; MX_E_BUSY: one of them has the lock. */
+static mx_err open_all(opened *o, const char *dir, bool lock, uint32_t wait_ms, mx_errbuf *eb)
 {
     *o = (opened){-1, -1, -1};
     mx_fail(eb, MX_OK, "%s", "");
@@ -88,9 +108,10 @@ static mx_err open_all(opened *o, const char *dir, bool lock, mx_errbuf *eb)
     if (lock) {
         o->lock = openat(o->v1, "gc.lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK,
                          0600);
-        if (o->lock < 0 || flock(o->lock, LOCK_EX) != 0) {
-            return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot lock %s/v1/gc.lock", dir);
+        if (o->lock < 0) {
+            return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot open %s/v1/gc.lock", dir);
         }
+        MX_TRY(take_lock(o->lock, dir, wait_ms, eb));
     }
     return MX_OK;
 }
@@ -259,7 +280,7 @@ mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, v
 {
     opened o;
     listing l = {.fn = fn, .arg = arg};
-    mx_err err = open_all(&o, dir, false, eb);
+    mx_err err = open_all(&o, dir, false, 0, eb);
     if (err == MX_OK) {
         err = each_model(&o, folder, list_model, &l);
     }
@@ -447,7 +468,7 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx
     opened o;
     *out = (mx_cold_counts){0};
     checking c = {.only = id, .quarantine = quarantine, .fn = fn, .arg = arg, .out = out};
-    mx_err err = open_all(&o, dir, quarantine, eb);
+    mx_err err = open_all(&o, dir, quarantine, MX_COLD_WAIT_FOREVER, eb);
     if (err == MX_OK) {
         err = each_model(&o, NULL, check_model, &c);
     }
@@ -592,12 +613,13 @@ static mx_err remove_from(void *arg, const model_dir *model)
 }
 
 mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
-                            const mx_cold_names *also, mx_cold_counts *out, mx_errbuf *eb)
+                            const mx_cold_names *also, uint32_t wait_ms, mx_cold_counts *out,
+                            mx_errbuf *eb)
 {
     opened o;
     *out = (mx_cold_counts){0};
     removal r = {.id = id, .also = also, .out = out, .eb = eb};
-    mx_err err = open_all(&o, dir, true, eb);
+    mx_err err = open_all(&o, dir, true, wait_ms, eb);
     if (err == MX_OK) {
         err = each_model(&o, folder, remove_from, &r);
     }
@@ -619,12 +641,13 @@ typedef struct tool_sweep {
     bool *marked; /* [s.n_files] */
 } tool_sweep;
 
-static mx_err begin_sweep(tool_sweep *t, const char *dir, const char *only_root, mx_errbuf *eb)
+static mx_err begin_sweep(tool_sweep *t, const char *dir, const char *only_root, uint32_t wait_ms,
+                          mx_errbuf *eb)
 {
     enum { ORPHAN_AGE_S = 3600 };
     static const mx_hash256 no_root;
     *t = (tool_sweep){.o = {-1, -1, -1}};
-    MX_TRY(open_all(&t->o, dir, true, eb));
+    MX_TRY(open_all(&t->o, dir, true, wait_ms, eb));
     mx_cold_folder_init(&t->folder, &mx_cold_real_fileops, dir, &no_root, false);
     t->folder.v1_fd = t->o.v1; /* lent */
     t->s = (mx_sweep){.f = &t->folder,
@@ -653,7 +676,7 @@ mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_c
                   mx_errbuf *eb)
 {
     tool_sweep t;
-    mx_err err = begin_sweep(&t, dir, NULL, eb);
+    mx_err err = begin_sweep(&t, dir, NULL, MX_COLD_WAIT_FOREVER, eb);
     if (err == MX_OK) {
         t.s.ttl_s = (int64_t)(ttl_s < INT64_MAX ? ttl_s : INT64_MAX);
         mx_sweep_mark_leftovers(&t.s, t.marked);
@@ -666,11 +689,11 @@ mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_c
     return end_sweep(&t, err, out, dir, eb);
 }
 
-mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out,
-                             mx_errbuf *eb)
+mx_err mx_cold_remove_folder(const char *dir, const char *folder, uint32_t wait_ms,
+                             mx_cold_counts *out, mx_errbuf *eb)
 {
     tool_sweep t;
-    mx_err err = begin_sweep(&t, dir, folder, eb);
+    mx_err err = begin_sweep(&t, dir, folder, wait_ms, eb);
     if (err == MX_OK) {
         mx_sweep_mark_leftovers(&t.s, t.marked);
         for (size_t i = 0; i < t.s.n_files; i++) {

@@ -4,7 +4,7 @@
  *
  * Works on the folder alone, with or without a server on it: files are only added under new names or
  * removed, and whoever removes holds gc.lock, as the servers do. Blocks for as long as the folder
- * does. Any thread; no state.
+ * does, and for the lock without limit but where a function says otherwise. Any thread; no state.
  */
 #ifndef MX_COLD_TOOLS_H
 #define MX_COLD_TOOLS_H
@@ -50,13 +50,17 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx
 mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
                   mx_errbuf *eb);
 
+#define MX_COLD_WAIT_FOREVER UINT32_MAX
+
 /* Removes the manifest of that name, and of the pages and states that it or `also` (NULL = none)
  * names those that no other manifest names; and the damaged files of that folder, for some of them
- * may be this entry's. MX_E_NOT_FOUND: there is no such manifest, and `also` names nothing. */
+ * may be this entry's. MX_E_NOT_FOUND: there is no such manifest, and `also` names nothing.
+ * MX_E_BUSY: somebody else has held gc.lock for wait_ms; nothing was removed. */
 mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
-                            const mx_cold_names *also, mx_cold_counts *out, mx_errbuf *eb);
-/* Removes all that one model's folder holds. MX_OK also when it is not there. */
-mx_err mx_cold_remove_folder(const char *dir, const char *folder, mx_cold_counts *out,
-                             mx_errbuf *eb);
+                            const mx_cold_names *also, uint32_t wait_ms, mx_cold_counts *out,
+                            mx_errbuf *eb);
+/* Removes all that one model's folder holds. MX_OK also when it is not there; MX_E_BUSY as above. */
+mx_err mx_cold_remove_folder(const char *dir, const char *folder, uint32_t wait_ms,
+                             mx_cold_counts *out, mx_errbuf *eb);
 
 #endif

@@ -168,7 +168,7 @@ struct mx_http {
     mx_http_exchange *work_head, *work_tail; /* work_lock */
     unsigned n_waiting;                      /* work_lock */
     unsigned n_busy;                         /* work_lock: workers inside the handler */
-    unsigned n_large;                        /* work_lock: of those, with a large body */
+    unsigned n_slow;                         /* work_lock: of those, with a slow request */
     bool is_work_stopped;                    /* work_lock */
     pthread_t *workers;
     unsigned n_workers;

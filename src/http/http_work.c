@@ -10,15 +10,19 @@
 /* A body of this size keeps a worker for a second or more (60 MiB: 10 to 40 s). */
 static const size_t LARGE_BODY = (size_t)1 << 20;
 
-static bool is_large(const mx_http_exchange *x)
+/* What may keep a worker for seconds: a large body, and an administrator's request, which waits for
+ * the engine and for whoever else removes files. */
+static bool is_slow(const mx_http_exchange *x)
 {
-    return x->body.len >= LARGE_BODY;
+    const mx_http_config *cfg = &x->h->cfg;
+    return x->body.len >= LARGE_BODY
+        || (cfg->is_admin_path != NULL && x->path != NULL && cfg->is_admin_path(x->path));
 }
 
-/* Large bodies never take the last worker, so that a health check is not behind them. */
+/* Slow requests never take the last worker, so that a health check is not behind them. */
 static bool may_take(const mx_http *h, const mx_http_exchange *x)
 {
-    return !is_large(x) || h->n_large == 0 || h->n_large + 1 < h->cfg.n_workers;
+    return !is_slow(x) || h->n_slow == 0 || h->n_slow + 1 < h->cfg.n_workers;
 }
 
 /* The first waiting exchange that may be taken now, unlinked; NULL = none. work_lock is held. */
@@ -37,7 +41,7 @@ static mx_http_exchange *pop_locked(mx_http *h)
         }
         h->n_waiting--;
         h->n_busy++;
-        h->n_large += is_large(x);
+        h->n_slow += is_slow(x);
     }
     return x;
 }
@@ -58,7 +62,7 @@ static void *worker_main(void *arg)
     mx_http *h = arg;
     mx_http_exchange *x;
     while ((x = take(h)) != NULL) {
-        bool was_large = is_large(x);
+        bool was_slow = is_slow(x);
         /* Nobody waits for the answer of a client that left while it stood in the queue: the loop
          * has then claimed the exchange first. */
         int queued = HTTP_QUEUED;
@@ -77,9 +81,9 @@ static void *worker_main(void *arg)
         mx_http_unref(x);
         pthread_mutex_lock(&h->work_lock);
         h->n_busy--;
-        h->n_large -= was_large;
-        if (was_large) {
-            pthread_cond_signal(&h->work_cond); /* another large one may have been passed over */
+        h->n_slow -= was_slow;
+        if (was_slow) {
+            pthread_cond_signal(&h->work_cond); /* another slow one may have been passed over */
         }
         pthread_mutex_unlock(&h->work_lock);
     }

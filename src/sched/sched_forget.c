@@ -161,6 +161,7 @@ static mx_err run(forgetting *f, uint64_t timeout_us, mx_errbuf *eb)
 
 static mx_err remove_files(const forgetting *f, mx_cold_counts *out, mx_errbuf *eb)
 {
+    enum { LOCK_MS = 2000 };
     mx_cold *cold = mx_engine_cold(f->e);
     if (cold == NULL) {
         return MX_E_NOT_FOUND;
@@ -169,8 +170,9 @@ static mx_err remove_files(const forgetting *f, mx_cold_counts *out, mx_errbuf *
     mx_cold_names names = names_of(f);
     mx_hash256_hex(&f->e->root, folder);
     mx_err err = f->id != NULL
-                     ? mx_cold_remove_entry(f->e->cfg.cold_dir, folder, f->id, &names, out, eb)
-                     : mx_cold_remove_folder(f->e->cfg.cold_dir, folder, out, eb);
+                     ? mx_cold_remove_entry(f->e->cfg.cold_dir, folder, f->id, &names, LOCK_MS, out,
+                                            eb)
+                     : mx_cold_remove_folder(f->e->cfg.cold_dir, folder, LOCK_MS, out, eb);
     (void)mx_cold_sweep(cold, 1); /* what is gone must not count as stored */
     return err == MX_E_INVALID ? MX_E_NOT_FOUND : err; /* nothing was written there yet */
 }

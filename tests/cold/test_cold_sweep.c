@@ -3,6 +3,7 @@
  * What is deleted, what is left alone, and which folders are refused.
  */
 #include "cold/cold_help.h"
+#include "cold/cold_tools.h"
 
 #include "cold/cold_tools.h"
 
@@ -239,7 +240,7 @@ static void test_manifest_stays_when_the_longer_one_goes(void **arg)
     assert_int_equal(help_count(s->root_dir, ".session"), 2);
     mx_cold_counts n;
     mx_errbuf eb;
-    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->other.ids[4], NULL, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->other.ids[4], NULL, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 1 + 3);
     int64_t age = 700;
     help_each_file(s->root_dir, "", help_age, &age);

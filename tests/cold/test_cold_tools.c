@@ -6,6 +6,7 @@
 
 #include "cold/cold_tools.h"
 
+#include <sys/file.h>
 #include <sys/resource.h>
 
 enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
@@ -182,7 +183,7 @@ static void test_rm_that_cannot_read_another_entry_takes_nothing(void **arg)
         mx_errbuf eb = {{0}};
         few = (struct rlimit){(rlim_t)n, before.rlim_max};
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-        err = mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], NULL, &counts, &eb);
+        err = mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], NULL, 0, &counts, &eb);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
         if (err != MX_OK) {
             assert_string_not_equal(eb.text, "");
@@ -212,9 +213,9 @@ static void test_rm_empties_quarantine(void **arg)
     snprintf(path, sizeof path, "quarantine/%s.page", hex);
     assert_true(is_there(s, path));
     mx_hash256 unknown = help_root(7);
-    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &unknown, NULL, &n, &eb), MX_E_NOT_FOUND);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &unknown, NULL, 0, &n, &eb), MX_E_NOT_FOUND);
     assert_true(is_there(s, path)); /* that was nobody's */
-    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], NULL, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], NULL, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 9 + 1 + 2 + 1);
     assert_false(is_there(s, path));
     assert_int_equal(help_count(s->root_dir, ".reason"), 0);
@@ -238,12 +239,39 @@ static void test_remove_folder_leaves_the_others(void **arg)
     mx_hash256_hex(&s->root, other_hex);
     snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, other_hex);
     spill_aged(s, "trash/others", 0);
-    assert_int_equal(mx_cold_remove_folder(s->dir, hex, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_folder(s->dir, hex, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 10 + 1 + 1);
     assert_true(is_there(s, "trash/others"));
     assert_int_equal(read_talk(s, &s->other), 200);
-    assert_int_equal(mx_cold_remove_folder(s->dir, hex, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_folder(s->dir, hex, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 0);
+}
+
+/* A server's worker must not wait without end for whoever removes files, and then removes nothing. */
+static void test_removing_waits_no_longer_than_told(void **arg)
+{
+    state *s = *arg;
+    mx_cold_counts n;
+    mx_errbuf eb = {""};
+    char path[700];
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 300);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    mx_cold_close(c);
+    const char *folder = strrchr(s->root_dir, '/') + 1;
+    snprintf(path, sizeof path, "%s/v1/gc.lock", s->dir);
+    int held = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(held >= 0 && flock(held, LOCK_EX) == 0);
+    size_t n_before = help_count(s->dir, "");
+    assert_int_equal(mx_cold_remove_folder(s->dir, folder, 50, &n, &eb), MX_E_BUSY);
+    assert_non_null(strstr(eb.text, "gc.lock"));
+    assert_int_equal(mx_cold_remove_entry(s->dir, folder, &s->talk.ids[0], NULL, 0, &n, &eb),
+                     MX_E_BUSY);
+    assert_int_equal(help_count(s->dir, ""), n_before);
+    assert_int_equal(close(held), 0);
+    assert_int_equal(mx_cold_remove_folder(s->dir, folder, 0, &n, &eb), MX_OK);
+    assert_true(n.n_files > 0);
+    assert_int_equal(help_count(s->dir, ".page"), 0);
 }
 
 int main(void)
@@ -260,6 +288,7 @@ int main(void)
         T(test_rm_that_cannot_read_another_entry_takes_nothing),
         T(test_rm_empties_quarantine),
         T(test_remove_folder_leaves_the_others),
+        T(test_removing_waits_no_longer_than_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

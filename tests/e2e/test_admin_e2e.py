@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Keys, isolation, and what an administrator sees: everything here is about who may know what."""
 
+import fcntl
 import json
 import os
+import threading
 
 import pytest
 import requests
@@ -496,6 +498,34 @@ def test_entries_hostile(start):
     assert len(entries(s)) == n > 0
     evil = requests.delete(s.url + "/admin/cache", headers={"Origin": "https://evil.example"}, timeout=30)
     assert evil.status_code == 403
+
+
+def test_delete_leaves_workers_to_the_clients(start):
+    """Somebody else holds the folder's lock for a long time: deletions say so and may be repeated, and
+    however many there are, chat goes on."""
+    s = start(*EXACT)
+    usage(s, conversation(110))
+    s.wait_durable()
+    v1 = s.home / ".mtplx/session_cache/v1"
+    answers = []
+    with open(v1 / "gc.lock", "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threads = [threading.Thread(target=lambda: answers.append(
+            requests.delete(s.url + "/admin/cache", timeout=30))) for _ in range(6)]
+        for t in threads:
+            t.start()
+        assert s.chat("Hello", max_tokens=2, cache="off").text
+        for t in threads:
+            t.join(30)
+    assert len(answers) == len(threads)
+    for r in answers:
+        assert r.status_code == 503 and r.json()["error"]["code"] == "busy", r.text
+        assert int(r.headers["Retry-After"]) > 0
+        assert "gc.lock" in r.text, r.text
+    assert list(v1.rglob("*.page"))
+    done = requests.delete(s.url + "/admin/cache", timeout=30)
+    assert done.status_code == 200 and done.json()["files"] > 0, done.text
+    assert not list(v1.rglob("*.page"))
 
 
 def test_entries_of_keys_are_the_administrators(start_keyed):

@@ -447,20 +447,24 @@ static void test_full_queue(void **state)
     assert_int_equal(atomic_load(&n_handled), 3);
 }
 
-/* Large bodies leave a worker to everybody else, and are served one after the other. */
-static void test_large_bodies_leave_a_worker(void **state)
+static bool is_gate(const char *path)
 {
-    (void)state;
-    start((mx_http_config){.n_workers = 2});
-    enum { N = 3, LARGE = 2 << 20 };
+    return strcmp(path, "/gate") == 0;
+}
+
+/* Slow requests leave a worker to everybody else, and are served one after the other. */
+static void check_leave_a_worker(const mx_http_config *cfg, size_t body_bytes)
+{
+    start(*cfg);
+    enum { N = 3 };
     int fds[N];
-    char head[200], *body = calloc(1, LARGE);
+    char head[200], *body = calloc(1, body_bytes);
     snprintf(head, sizeof head,
-             "POST /gate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n", LARGE);
+             "POST /gate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n", body_bytes);
     for (int i = 0; i < N; i++) {
         fds[i] = client_connect(server);
         client_text(fds[i], head);
-        assert_true(client_send(fds[i], body, LARGE));
+        assert_true(client_send(fds[i], body, body_bytes));
     }
     free(body);
     assert_true(wait_for(&n_entered, 1, 3000));
@@ -475,6 +479,18 @@ static void test_large_bodies_leave_a_worker(void **state)
         reply_free(&r);
         close(fds[i]);
     }
+}
+
+static void test_large_bodies_leave_a_worker(void **state)
+{
+    (void)state;
+    check_leave_a_worker(&(mx_http_config){.n_workers = 2}, (size_t)2 << 20);
+}
+
+static void test_administrators_leave_a_worker(void **state)
+{
+    (void)state;
+    check_leave_a_worker(&(mx_http_config){.n_workers = 2, .is_admin_path = is_gate}, 2);
 }
 
 /* Requests that are too many for the memory of all bodies together are refused, not held. */
@@ -601,6 +617,7 @@ int main(void)
         cmocka_unit_test_teardown(test_connection_limit, stop),
         cmocka_unit_test_teardown(test_full_queue, stop),
         cmocka_unit_test_teardown(test_large_bodies_leave_a_worker, stop),
+        cmocka_unit_test_teardown(test_administrators_leave_a_worker, stop),
         cmocka_unit_test_teardown(test_body_budget, stop),
         cmocka_unit_test_teardown(test_no_descriptors, stop),
         cmocka_unit_test_teardown(test_idle_costs_nothing, stop),
