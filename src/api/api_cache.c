@@ -260,7 +260,9 @@ static void reply_delete(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
     mx_err err = mx_engine_forget(a->engine, id, SETTLE_US, &n, &eb);
-    mx_recall_clear(a->recall);
+    if (err != MX_E_NOT_FOUND) { /* also after an error: some of it may be gone */
+        mx_recall_clear(a->recall);
+    }
     if (err == MX_E_NOT_FOUND) {
         reply_unknown(x);
     } else if (err != MX_OK) {

@@ -500,6 +500,17 @@ def test_entries_hostile(start):
     assert evil.status_code == 403
 
 
+def test_what_was_sampled_is_kept_until_something_is_deleted(start):
+    s = start("--ssd-restore", "always")
+    usage(s, conversation(111))
+    assert s.info()["sampled_ids"]["texts"] == 1
+    zero = requests.delete(s.url + "/admin/cache/" + "0" * 64, timeout=30)
+    assert zero.status_code == 404 and s.info()["sampled_ids"]["texts"] == 1
+    turn = next(e["id"] for e in entries(s) if e["kind"] == "turn")
+    assert requests.delete(s.url + "/admin/cache/" + turn, timeout=30).status_code == 200
+    assert s.info()["sampled_ids"]["texts"] == 0
+
+
 def test_delete_leaves_workers_to_the_clients(start):
     """Somebody else holds the folder's lock for a long time: deletions say so and may be repeated, and
     however many there are, chat goes on."""
