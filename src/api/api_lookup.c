@@ -11,9 +11,18 @@
 #include "api/api_state.h"
 #include "api/api_write.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 
-static const uint64_t LOOKUP_TIMEOUT_US = 5 * 1000000;
+/* For all prompts of a request together: a worker is held for that long. */
+static const uint64_t LOOKUP_TIMEOUT_US = 10 * 1000000;
+
+/* What is left of it; never 0, which would be no limit. */
+static uint64_t time_left(uint64_t until_us)
+{
+    uint64_t now = mx_now_us();
+    return now < until_us ? until_us - now : 1;
+}
 
 static void write_ms(mx_buf *b, const char *name, bool is_known, double us)
 {
@@ -48,33 +57,37 @@ static void write_prompt(mx_api *a, mx_buf *b, const mx_prompt *prompt, mx_looku
     mx_buf_char(b, '}');
 }
 
-/* Under which other keys is more of this prompt stored? Bounded; a hint in RAM. */
-static mx_err find_elsewhere(mx_api *a, int key, const mx_prompt *prompt, mx_lookup *l)
+/* Is more of this prompt stored under another key? Bounded; a hint in RAM. */
+static mx_err find_elsewhere(mx_api *a, int key, const mx_prompt *prompt, uint64_t until_us,
+                             mx_lookup *l)
 {
     enum { MAX_KEYS = 64 };
+    mx_hash256 salts[MAX_KEYS];
+    size_t n_salts = 0, n_common;
     mx_request_stats *s = &l->stats;
     bool is_open = s->miss_reason != NULL && (strcmp(s->miss_reason, "no_entry") == 0
                                               || strcmp(s->miss_reason, "diverged_at") == 0);
     for (size_t i = 0; a->salts != NULL && is_open && i < a->cfg.n_api_keys && i < MAX_KEYS; i++) {
-        size_t n_common;
-        if ((int)i == key) {
-            continue;
+        if ((int)i != key) {
+            salts[n_salts++] = a->salts[i];
         }
-        MX_TRY(mx_engine_common(a->engine, &a->salts[i], prompt->tokens.ids, prompt->tokens.n,
-                                &n_common));
-        if (n_common >= s->n_ram + s->n_ssd + MX_PAGE_TOKENS) {
-            s->miss_reason = "other_isolation";
-            s->miss.n_stored = 0;
-            s->miss.token_index = s->n_ram + s->n_ssd;
-            s->miss.n_common = s->miss.n_asked = 0;
-            return MX_OK;
-        }
+    }
+    if (n_salts == 0) {
+        return MX_OK;
+    }
+    MX_TRY(mx_engine_common(a->engine, salts, n_salts, prompt->tokens.ids, prompt->tokens.n,
+                            time_left(until_us), &n_common));
+    if (n_common >= s->n_ram + s->n_ssd + MX_PAGE_TOKENS) {
+        s->miss_reason = "other_isolation";
+        s->miss.n_stored = 0;
+        s->miss.token_index = s->n_ram + s->n_ssd;
+        s->miss.n_common = s->miss.n_asked = 0;
     }
     return MX_OK;
 }
 
 static bool look_up(mx_api *a, int key, const mx_api_params *params, const mx_prompt *prompt,
-                    mx_buf *b, mx_problem *p)
+                    uint64_t until_us, mx_buf *b, mx_problem *p)
 {
     mx_lookup l = {0};
     size_t n_ctx = mx_engine_max_tokens(a->engine);
@@ -88,9 +101,9 @@ static bool look_up(mx_api *a, int key, const mx_api_params *params, const mx_pr
                                      .miss_reason = "cache_off"};
     } else {
         e = mx_engine_lookup(a->engine, mx_api_salt(a, key), prompt->tokens.ids, prompt->tokens.n,
-                             LOOKUP_TIMEOUT_US, &l);
+                             time_left(until_us), &l);
         if (e == MX_OK) {
-            e = find_elsewhere(a, key, prompt, &l);
+            e = find_elsewhere(a, key, prompt, until_us, &l);
         }
     }
     if (e == MX_E_BUSY) {
@@ -115,6 +128,7 @@ void mx_api_post_lookup(mx_api *a, mx_http_exchange *x)
     mx_prompt *prompts = NULL;
     size_t n = 0;
     int key = mx_http_key_index(x);
+    uint64_t until_us = mx_now_us() + LOOKUP_TIMEOUT_US;
     bool ok = mx_api_check_phase(a, &p) && mx_api_parse_body(x, &body, &p);
     bool is_chat = ok && mx_json_field(body, "messages") != NULL;
     ok = ok && mx_api_params_read(&params, body, is_chat,
@@ -134,7 +148,7 @@ void mx_api_post_lookup(mx_api *a, mx_http_exchange *x)
     }
     for (size_t i = 0; ok && i < n; i++) {
         mx_buf_str(&b, i > 0 ? "," : "");
-        ok = look_up(a, key, &params, &prompts[i], &b, &p);
+        ok = look_up(a, key, &params, &prompts[i], until_us, &b, &p);
     }
     if (ok) {
         mx_buf_str(&b, "]}\n");

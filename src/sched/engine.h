@@ -204,9 +204,10 @@ mx_err mx_engine_lookup(mx_engine *e, const mx_hash256 *salt, const int32_t *tok
 mx_err mx_engine_session_ids(mx_engine *e, const mx_hash256 *root, const mx_hash256 *session,
                              uint64_t timeout_us, mx_cold_ids *out);
 
-/* How many tokens of the prompt are in RAM under another salt. */
-mx_err mx_engine_common(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,
-                        size_t *n_common);
+/* How many tokens of the prompt are in RAM under any of the salts: the most of them. One wait for the
+ * engine however many salts there are; MX_E_BUSY: it did not answer in time. */
+mx_err mx_engine_common(mx_engine *e, const mx_hash256 *salts, size_t n_salts, const int32_t *tokens,
+                        size_t n, uint64_t timeout_us, size_t *n_common);
 
 /* Runs fn on the engine thread between two passes and waits for its end. MX_E_CANCELLED: the engine
  * has ended, fn was not called. fn must be quick. */

@@ -3,9 +3,9 @@
  * Questions to the engine from other threads: a function that is to run between two passes, and what
  * a prompt would find.
  *
- * The asking thread sleeps meanwhile. A lookup may have to wait for the folder, which may hang: then
- * the asker goes on without an answer, and the question, a block of its own, is freed by whoever
- * is last. Nothing is touched by a lookup: no use is counted, no page is held.
+ * The asking thread sleeps meanwhile. A question about a prompt may have to wait for the folder, which
+ * may hang, or for a long pass: then the asker goes on without an answer, and the question, a block of
+ * its own, is freed by whoever is last. Nothing is touched by a lookup: no use is counted, no page is held.
  */
 #include "sched/sched_internal.h"
 
@@ -20,13 +20,14 @@ struct mx_query {
     mx_query *next;
     void (*fn)(void *arg, const mx_engine_view *view); /* a call; NULL = another kind: */
     void *arg;
-    bool wants_ids;
+    bool wants_ids; /* of this session, or else about a prompt: */
     mx_hash256 session;
     mx_cold_ids found;
-    /* or a lookup: */
-    mx_hash256 root;
     int32_t *tokens; /* [n_tokens] */
     size_t n_tokens;
+    mx_hash256 *roots; /* [n_roots]; not NULL: how much of it is in RAM under any of these? */
+    size_t n_roots, n_common;
+    mx_hash256 root; /* of the session or the lookup; all that follows is a lookup's */
     mx_bank_match match;
     mx_miss_look look;
     mx_lookup out;
@@ -38,6 +39,7 @@ static void query_free(mx_query *q)
 {
     mx_free(q->tokens);
     mx_cold_ids_free(&q->found);
+    mx_free(q->roots);
     mx_free(q);
 }
 
@@ -156,7 +158,17 @@ static void look_up(mx_engine *e, mx_query *q)
     }
 }
 
-/* ---- both ------------------------------------------------------------------------------------- */
+static void find_common(mx_engine *e, mx_query *q)
+{
+    for (size_t i = 0; i < q->n_roots; i++) {
+        uint32_t n_next;
+        size_t n = mx_bank_continuation(e->bank, &q->roots[i], q->tokens, q->n_tokens, NULL, 0, &n_next);
+        q->n_common = mx_max_size(q->n_common, n);
+    }
+    finish(e, q, MX_OK);
+}
+
+/* ---- all -------------------------------------------------------------------------------------- */
 
 bool mx_query_run_all(mx_engine *e)
 {
@@ -172,6 +184,8 @@ bool mx_query_run_all(mx_engine *e)
             mx_engine_view view = {.bank = e->bank, .pool = e->pool, .root = &e->root};
             q->fn(q->arg, &view);
             finish(e, q, MX_OK);
+        } else if (q->roots != NULL) {
+            find_common(e, q);
         } else if (!q->wants_ids) {
             look_up(e, q);
         } else if (e->cold == NULL || !mx_ticket_ids(e, q, &q->root, &q->session)) {
@@ -230,6 +244,25 @@ mx_err mx_engine_call(mx_engine *e, void (*fn)(void *arg, const mx_engine_view *
     return q.err;
 }
 
+/* A question about a prompt, on the heap: the asker may be gone before it is answered. */
+static mx_query *query_new(const int32_t *tokens, size_t n_tokens, size_t n_roots)
+{
+    mx_query *q = mx_calloc(1, sizeof *q);
+    if (q == NULL) {
+        return NULL;
+    }
+    q->tokens = mx_alloc(n_tokens * sizeof *tokens);
+    q->roots = n_roots == 0 ? NULL : mx_alloc(n_roots * sizeof *q->roots);
+    if (q->tokens == NULL || (n_roots > 0 && q->roots == NULL)) {
+        query_free(q);
+        return NULL;
+    }
+    memcpy(q->tokens, tokens, n_tokens * sizeof *tokens);
+    q->n_tokens = n_tokens;
+    q->n_roots = n_roots;
+    return q;
+}
+
 mx_err mx_engine_lookup(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,
                         uint64_t timeout_us, mx_lookup *out)
 {
@@ -237,16 +270,10 @@ mx_err mx_engine_lookup(mx_engine *e, const mx_hash256 *salt, const int32_t *tok
     if (n == 0) {
         return MX_E_INVALID;
     }
-    mx_query *q = mx_calloc(1, sizeof *q);
-    if (q != NULL) {
-        q->tokens = mx_alloc(n * sizeof *tokens);
-    }
-    if (q == NULL || q->tokens == NULL) {
-        mx_free(q);
+    mx_query *q = query_new(tokens, n, 0);
+    if (q == NULL) {
         return MX_E_NOMEM;
     }
-    memcpy(q->tokens, tokens, n * sizeof *tokens);
-    q->n_tokens = n;
     q->root = mx_model_root(e->model, salt);
     if (!ask(e, q, timeout_us)) {
         return MX_E_BUSY;
@@ -278,24 +305,25 @@ mx_err mx_engine_session_ids(mx_engine *e, const mx_hash256 *root, const mx_hash
     return err;
 }
 
-typedef struct common_question {
-    mx_hash256 root;
-    const int32_t *tokens;
-    size_t n, n_common;
-} common_question;
-
-static void find_common(void *arg, const mx_engine_view *view)
+mx_err mx_engine_common(mx_engine *e, const mx_hash256 *salts, size_t n_salts, const int32_t *tokens,
+                        size_t n, uint64_t timeout_us, size_t *n_common)
 {
-    common_question *c = arg;
-    uint32_t n_next;
-    c->n_common = mx_bank_continuation(view->bank, &c->root, c->tokens, c->n, NULL, 0, &n_next);
-}
-
-mx_err mx_engine_common(mx_engine *e, const mx_hash256 *salt, const int32_t *tokens, size_t n,
-                        size_t *n_common)
-{
-    common_question c = {.root = mx_model_root(e->model, salt), .tokens = tokens, .n = n};
-    mx_err err = mx_engine_call(e, find_common, &c);
-    *n_common = c.n_common;
+    *n_common = 0;
+    if (n == 0 || n_salts == 0) {
+        return MX_OK;
+    }
+    mx_query *q = query_new(tokens, n, n_salts);
+    if (q == NULL) {
+        return MX_E_NOMEM;
+    }
+    for (size_t i = 0; i < n_salts; i++) {
+        q->roots[i] = mx_model_root(e->model, &salts[i]);
+    }
+    if (!ask(e, q, timeout_us)) {
+        return MX_E_BUSY;
+    }
+    mx_err err = q->err;
+    *n_common = q->n_common;
+    query_free(q);
     return err;
 }

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import threading
+import time
 
 import pytest
 import requests
@@ -262,6 +263,32 @@ def test_nothing_leaks_between_keys(start_keyed):
     new = [{"role": "user", "content": text_of(99, 90)}]
     assert lookup(s, {"messages": new}, {**admin, "x-api-key": "key-two"})["miss"]["reason"] in (
         "diverged_at", "no_entry")
+
+
+def test_lookup_of_many_prompts_and_keys_is_short(start, tmp_path):
+    """The engine is asked twice for a prompt, not once for each key: while it generates, each time is a
+    pass. And the whole request has one time limit, as it holds a worker."""
+    keys = tmp_path / "keys"
+    keys.write_text("".join(f"key-{i}\n" for i in range(64)))
+    keys.chmod(0o600)
+    s = start("--api-key-file", str(keys), *EXACT, env={"MTPLX_ADMIN_KEY": "root"})
+    prompts = [text_of(300 + i, 90) for i in range(63)] + [text_of(400, 90)]
+    for name, n in (("key-63", 63), ("key-1", 0)):
+        r = s.post("/v1/completions", {"prompt": prompts[n], "max_tokens": 0}, headers=key(name))
+        assert r.status_code == 200, r.text
+    body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with requests.post(s.url + "/v1/completions", json=body, headers=key("key-2"), stream=True,
+                       timeout=60) as running:
+        lines = running.iter_lines()
+        assert next(lines).startswith(b"data: ")
+        begin = time.monotonic()
+        r = s.post("/admin/cache/lookup", {"prompt": prompts},
+                   headers={**key("root"), "x-api-key": "key-1"})
+        took = time.monotonic() - begin
+    assert r.status_code == 200 and took < 12, (took, r.text)
+    reasons = [p["miss"]["reason"] if p["miss"] else None for p in r.json()["prompts"]]
+    assert reasons[0] is None and reasons[63] == "other_isolation"
+    assert set(reasons[1:63]) <= {"no_entry", "diverged_at"}, reasons
 
 
 def test_shared_prefixes_show_no_foreign_text(start_keyed):
