@@ -3,49 +3,24 @@
 left decides what the next request costs. The model is tiny and random, and one of its tokens is one
 character."""
 
-import os
-import pathlib
-import struct
 import subprocess
-import sys
 
 import pytest
 
-from conftest import EXACT, text_of
+from conftest import EXACT, WRITER, skip_or_fail, text_of
 
 # As templates of models that think: what opens an answer is not what history has in its place.
 TEMPLATE = ("{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
             "{% if add_generation_prompt %}[assistant]<think>{% endif %}")
 ENDING = len("[end][assistant]<think>")
 
-GENERATE = """
-import runpy, sys
-sys.path.insert(0, sys.argv[1])
-import tinygguf
-plain, template = tinygguf.vocab_kvs, sys.argv[3]
-tinygguf.vocab_kvs = lambda n, pre: plain(n, pre) + [
-    ('tokenizer.chat_template', tinygguf.T_STR, template)]
-sys.argv = ['gen_qwen35.py', sys.argv[2], 'dense']
-runpy.run_path(sys.path[0] + '/gen_qwen35.py', run_name='__main__')
-"""
-
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
-    gen = pathlib.Path(os.environ.get("MTPLX_SHARED")
-                       or pathlib.Path(__file__).resolve().parents[3] / "shared") / "reference/gen"
-    if not (gen / "gen_qwen35.py").exists():
-        pytest.skip(f"missing: {gen}/gen_qwen35.py (set MTPLX_SHARED)")
+    if not WRITER.exists():
+        skip_or_fail(f"missing: {WRITER} (it is built with the unit tests)")
     path = tmp_path_factory.mktemp("model") / "hybrid.gguf"
-    done = subprocess.run([sys.executable, "-B", "-c", GENERATE, str(gen), str(path), TEMPLATE],
-                          capture_output=True, text=True, timeout=60)
-    if done.returncode != 0 and "numpy" in done.stderr:
-        pytest.skip("missing: numpy")
-    assert done.returncode == 0, done.stderr
-    data = bytearray(path.read_bytes())
-    at = data.index(b"qwen35.context_length") + len(b"qwen35.context_length") + 4
-    data[at:at + 4] = struct.pack("<I", 4096)  # nothing else in the file depends on it
-    path.write_bytes(data)
+    subprocess.run([str(WRITER), str(path), TEMPLATE], check=True, timeout=60)
     return path
 
 
