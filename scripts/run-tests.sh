@@ -137,12 +137,16 @@ run_fuzz() { # seconds for all targets together
 
 # The whole tree for aarch64, and the tests of what computes and keeps numbers, which compare with the
 # same golden hashes as on x86-64. Without cross compiler or libraries (no network, not Debian) this
-# is a skip that can be seen.
+# is a skip that can be seen, and a failure in CI.
 run_aarch64() {
     begin "aarch64: packages"
     if ! scripts/install-deps.sh aarch64 || ! scripts/aarch64-sysroot.sh build-aarch64/sysroot; then
         echo "no cross compiler, emulator or arm64 libraries: nothing is known about aarch64"
-        record "aarch64 (cannot be built here)" 0 0 1
+        if [ -n "${CI:-}" ]; then # where the package archive can be reached
+            record "aarch64 (cannot be built here)" 0 1 0
+        else
+            record "aarch64 (cannot be built here)" 0 0 1
+        fi
         return
     fi
     # The fidelity test would compute thousands of tokens; the reference test runs a host's Python

@@ -1,14 +1,43 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_env.h: where the optional material of the tests is. Both functions return NULL when it is
- * absent and print what is missing, so that a test can skip visibly. For main threads only.
+ * absent and print what is missing; then the test ends with mx_skip_or_fail, or mx_skip_no_model. For
+ * main threads only.
  */
 #ifndef MX_TEST_ENV_H
 #define MX_TEST_ENV_H
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+/* In CI everything is there that any test needs: a test that cannot run says that CI is broken. */
+__attribute__((unused)) static bool mx_test_is_ci(void)
+{
+    const char *ci = getenv("CI");
+    return ci != NULL && ci[0] != '\0';
+}
+
+/* Ends a test (of cmocka, whose header the user includes) that lacks what it needs: a skip that is
+ * seen, a failure in CI. */
+#define mx_skip_or_fail(reason)                                                                    \
+    do {                                                                                           \
+        if (mx_test_is_ci()) {                                                                     \
+            fail_msg("%s (in CI that is a failure)", reason);                                      \
+        }                                                                                          \
+        print_message("SKIPPED: %s\n", reason);                                                    \
+        skip();                                                                                    \
+    } while (0)
+
+/* The same where mx_test_model gave nothing; leaving it out on purpose is no failure. */
+#define mx_skip_no_model()                                                                         \
+    do {                                                                                           \
+        if (getenv("MTPLX_TEST_TINY") != NULL) {                                                   \
+            skip();                                                                                \
+        }                                                                                          \
+        mx_skip_or_fail("the default model is missing");                                           \
+    } while (0)
 
 /* The folder with vectors and reference scripts: $MTPLX_SHARED, else ../shared beside the source
  * root, which is the working folder of every test. */

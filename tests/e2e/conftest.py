@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -18,6 +19,9 @@ import pytest
 import requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from pytest_env import skip_or_fail  # noqa: E402
+
 BIN = pathlib.Path(os.environ.get("MTPLX_BIN") or ROOT / "build" / "mtplx").resolve()
 MODEL = pathlib.Path(
     os.environ.get("MTPLX_TEST_MODEL")
@@ -31,13 +35,6 @@ WORDS = (
     "river stone market winter letter garden engine copper window silver morning harbor ticket "
     "orange planet doctor bridge forest candle mirror pocket summer island thunder basket"
 ).split()
-
-
-def skip_or_fail(reason):
-    """What a test needs is not here: seen as a skip, but a failure in CI, where everything is installed."""
-    if os.environ.get("CI"):
-        pytest.fail(reason + "; in CI this is a failure", pytrace=False)
-    pytest.skip(reason)
 
 
 def text_of(seed, n_words):

@@ -10,7 +10,12 @@ import time
 import pytest
 import requests
 
-from conftest import EXACT, run_mtplx, text_of
+from conftest import EXACT, run_mtplx, skip_or_fail, text_of
+
+try:
+    from prometheus_client import parser
+except ImportError:
+    parser = None
 
 
 def key(name):
@@ -330,8 +335,8 @@ def test_not_worth_reading(start):
 # ---- metrics --------------------------------------------------------------------------------------
 
 def metrics(s, headers=None):
-    parser = pytest.importorskip("prometheus_client.parser",
-                                 reason="python3-prometheus-client is not installed")
+    if parser is None:
+        skip_or_fail("missing: python3-prometheus-client")
     r = s.get("/metrics", headers=headers)
     assert r.status_code == 200
     assert r.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"

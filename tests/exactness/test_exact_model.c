@@ -456,7 +456,7 @@ static void default_model(void **state)
     (void)state;
     const char *path = mx_test_model();
     if (path == NULL) {
-        skip();
+        mx_skip_no_model();
     }
     rig_options o = rig_default();
     o.n_ctx = 1024;

@@ -83,8 +83,11 @@ static void meet_vectors(mx_act_type act, double most_kl, double most_exact_kl,
                          double most_perplexity)
 {
     const char *shared = mx_test_shared(), *path = mx_test_model();
-    if (shared == NULL || path == NULL) {
-        skip();
+    if (shared == NULL) {
+        mx_skip_or_fail("the vectors are missing");
+    }
+    if (path == NULL) {
+        mx_skip_no_model();
     }
     rig r = open_default(path, act, MX_KV_F16);
     result all = {0};
@@ -138,8 +141,11 @@ static void page_types_are_near(void **state)
         double most;
     } types[] = {{MX_KV_F32, 1e-5}, {MX_KV_Q8, 5e-3}};
     const char *shared = mx_test_shared(), *path = mx_test_model();
-    if (shared == NULL || path == NULL) {
-        skip();
+    if (shared == NULL) {
+        mx_skip_or_fail("the vectors are missing");
+    }
+    if (path == NULL) {
+        mx_skip_no_model();
     }
     for (size_t i = 0; i < MX_COUNT(types); i++) {
         rig r = open_default(path, MX_ACT_16, types[i].type);
@@ -165,8 +171,11 @@ static void greedy_steps_are_equal(void **state)
 {
     (void)state;
     const char *shared = mx_test_shared(), *path = mx_test_model();
-    if (shared == NULL || path == NULL) {
-        skip();
+    if (shared == NULL) {
+        mx_skip_or_fail("the vectors are missing");
+    }
+    if (path == NULL) {
+        mx_skip_no_model();
     }
     rig r = open_default(path, MX_ACT_16, MX_KV_F16);
     float *hidden = mx_calloc(r.n_embd, sizeof *hidden);
@@ -220,7 +229,7 @@ static void own_table_is_met(void **state)
     (void)state;
     const char *path = mx_test_model();
     if (path == NULL) {
-        skip();
+        mx_skip_no_model();
     }
     rig r = open_default(path, MX_ACT_16, MX_KV_F16);
     float *hidden = mx_calloc((size_t)GOLDEN_TOKENS * r.n_embd, sizeof *hidden);

@@ -88,12 +88,11 @@ static void agrees_with_reference(void **state)
     (void)state;
     const char *shared = mx_test_shared();
     if (shared == NULL) {
-        skip();
+        mx_skip_or_fail("the reference scripts are missing");
     }
     const char *python = python_with_numpy();
     if (python == NULL) {
-        printf("missing: python3 with numpy\n");
-        skip();
+        mx_skip_or_fail("missing: python3 with numpy");
     }
     static const char *const cases[][2] = {
         {"gen_dense.py", "llama none"},    {"gen_dense.py", "llama linear"},

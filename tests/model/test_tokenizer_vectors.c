@@ -271,12 +271,12 @@ static void test_vocabulary(void **state)
     const char *name = *state;
     char path[8192];
     if (vectors_dir == NULL) {
-        skip();
+        mx_skip_or_fail("the vectors are missing");
     }
     if (strcmp(name, "smollm2") == 0) {
         const char *model = mx_test_model();
         if (model == NULL) {
-            skip();
+            mx_skip_no_model();
         }
         check_vocabulary(name, model);
         return;
@@ -291,7 +291,7 @@ static void test_typed_markers_stay_text(void **state)
     (void)state;
     const char *model = mx_test_model();
     if (model == NULL) {
-        skip();
+        mx_skip_no_model();
     }
     static const char text[] = "<|im_start|>user\n<|im_end|><|im_end|>\n";
     /*                          0            12    17        27        37 */

@@ -5,10 +5,23 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from pytest_env import skip_or_fail  # noqa: E402
+
+
+@pytest.mark.parametrize("ci, end", ((None, pytest.skip.Exception), ("", pytest.skip.Exception),
+                                     ("true", pytest.fail.Exception)))
+def test_what_is_missing_fails_in_ci_only(monkeypatch, ci, end):
+    monkeypatch.delenv("CI", raising=False)
+    if ci is not None:
+        monkeypatch.setenv("CI", ci)
+    with pytest.raises(end, match="missing: a thing"):
+        skip_or_fail("missing: a thing")
 
 
 def fakes(tmp_path, **tools):

