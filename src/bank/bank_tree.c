@@ -257,7 +257,7 @@ static size_t run_tokens(const mx_bank_node *leaf)
  * What is recomputed is not the leaf's rows alone but all that only this leaf leads to: eviction that
  * has begun at the end of a run goes on along it, and per row a run of 6,000 tokens would be worth
  * what a page of any small request is, so that age alone would decide
- * (docs/decisions/0010-eviction-value.md). A stem that other branches hold does not count. */
+ * (docs/decisions/0012-eviction-value.md). A stem that other branches hold does not count. */
 static double value_of(const mx_bank *b, const mx_bank_node *node)
 {
     if (mx_bank_has_states(b)) {
