@@ -144,16 +144,11 @@ class Server:
     def post(self, path, body):
         request = urllib.request.Request(self.url(path), json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
-        for attempt in range(20):
-            try:
-                with urllib.request.urlopen(request, timeout=600) as r:
-                    return json.load(r)
-            except urllib.error.HTTPError as e:
-                words = e.read().decode()
-                if e.code != 503:
-                    break
-                time.sleep(0.05)
-        sys.exit("POST %s: %s" % (path, words))
+        try:
+            with urllib.request.urlopen(request, timeout=600) as r:
+                return json.load(r)
+        except urllib.error.HTTPError as e:
+            raise OSError("POST %s: %s" % (path, e.read().decode())) from e
 
     def complete(self, text, n_tokens):
         """A plain completion, which needs no chat template."""
