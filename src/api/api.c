@@ -153,6 +153,8 @@ void mx_api_destroy(mx_api *a)
         return;
     }
     mx_api_free_wakers(a);
+    mx_post_stop(a->post);
+    mx_post_free(a->post);
     mx_template_destroy(a->template);
     mx_recall_destroy(a->recall);
     mx_free(a->salts);
@@ -201,6 +203,10 @@ void mx_api_set_ready(mx_api *a, mx_model *model, mx_engine *engine)
     a->max_piece = longest_piece(mx_model_tokenizer(model));
     a->model = model;
     a->engine = engine;
+    mx_chat_env env = mx_api_chat_env(a);
+    if (a->cfg.post_commit && a->template != NULL && mx_chat_rewrites_answers(&env)) {
+        a->post = mx_post_start(a);
+    }
     a->phase = MX_API_READY;
     pthread_rwlock_unlock(&a->state_lock);
 }
@@ -210,6 +216,7 @@ void mx_api_stop(mx_api *a)
     pthread_rwlock_wrlock(&a->state_lock);
     a->phase = MX_API_STOPPING;
     pthread_rwlock_unlock(&a->state_lock);
+    mx_post_stop(a->post);
 }
 
 /* ---- replies --------------------------------------------------------------------------------- */
@@ -418,7 +425,12 @@ static void handle_generation(mx_api *a, mx_http_exchange *x, bool is_chat)
                      : mx_api_text_prompts(a, body, &rules, &prompts, &n_prompts, &p);
     }
     if (ok) {
-        mx_api_answer(a, x, is_chat, &params, &rules, prompts, n_prompts, received_us);
+        mx_reply reply = {0};
+        if (is_chat && a->post != NULL && params.cache == MX_CACHE_USE) {
+            reply.body = body;
+            body = NULL;
+        }
+        mx_api_answer(a, x, is_chat, &params, &rules, prompts, n_prompts, &reply, received_us);
     } else {
         mx_api_reply_problem(x, &p);
     }

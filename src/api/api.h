@@ -24,6 +24,7 @@ typedef struct mx_api mx_api;
 typedef struct mx_api_config {
     bool strict_model;            /* refuse other model names with 404 */
     bool canonical_prompts;       /* never keep sampled ids in place of re-tokenised text */
+    bool post_commit;             /* compute the replayed form of answers while idle */
     const char *const *api_keys;  /* the same list the HTTP server has: isolation salts */
     size_t n_api_keys;
     bool shared_prefixes;         /* --shared-prefixes: no salts, all keys see all prefixes */

@@ -24,6 +24,7 @@ typedef struct choice {
     mx_output out;
     mx_prompt prompt;            /* taken over; the ids of the answer behind its own */
     size_t n_prompt;
+    bool keeps_ids;
     mx_finish finish;
     mx_buf text;      /* collected text of an answer that is not streamed */
     mx_logprobs logprobs;
@@ -36,7 +37,9 @@ typedef struct answer {
     bool is_chat, stream, include_usage, want_logprobs;
     bool has_begun;              /* the role chunk was sent */
     unsigned status;             /* what the log says */
-    mx_hash256 scope;            /* mx_recall_text.scope */
+    mx_prompt_rules rules;
+    const mx_hash256 *salt;
+    mx_reply reply;              /* of a chat whose replay may be computed while idle */
     uint64_t received_us;
     char request_id[48];
     mx_buf head;                 /* {"id":...,"system_fingerprint":"..." */
@@ -61,6 +64,7 @@ static void answer_free(answer *s)
             mx_logprobs_free(&s->choices[i].logprobs);
         }
     }
+    mx_reply_free(&s->reply);
     mx_free(s->requests);
     mx_free(s->choices);
     mx_buf_free(&s->head);
@@ -120,7 +124,7 @@ static void cancel_all(answer *s)
 static void remember(answer *s, choice *c)
 {
     if (c->prompt.is_kept) {
-        mx_recall_store(s->api->recall, &s->scope, &c->prompt.turns, c->prompt.tokens.ids,
+        mx_recall_store(s->api->recall, &s->rules.scope, &c->prompt.turns, c->prompt.tokens.ids,
                         c->prompt.tokens.n);
         c->prompt.is_kept = false;
     }
@@ -130,11 +134,18 @@ static void remember(answer *s, choice *c)
  * memory. */
 static void take_answer(answer *s, choice *c)
 {
-    for (size_t i = 0; c->prompt.is_kept && i < c->out.n_ids; i++) {
-        c->prompt.is_kept = mx_tokens_push(&c->prompt.tokens, c->out.ids[i]) == MX_OK;
+    for (size_t i = 0; c->keeps_ids && i < c->out.n_ids; i++) {
+        c->keeps_ids = mx_tokens_push(&c->prompt.tokens, c->out.ids[i]) == MX_OK;
+    }
+    c->prompt.is_kept = c->prompt.is_kept && c->keeps_ids;
+    if (s->reply.body != NULL) {
+        mx_buf_append(&s->reply.text, c->out.text.ptr, c->out.text.len);
     }
     if (c->finish == MX_FINISH_STOP || c->finish == MX_FINISH_LENGTH) {
         remember(s, c);
+        if (c->keeps_ids && s->reply.body != NULL && !s->reply.text.failed) {
+            mx_post_answer(s->api->post, &s->reply, &s->rules, s->salt, &c->prompt.tokens);
+        }
     }
 }
 
@@ -387,12 +398,13 @@ static bool too_long(const answer *s, size_t n_prompt, size_t n_ctx, mx_problem 
 }
 
 /* What is needed of the prompt as long as the answer runs. */
-static void take_prompt(choice *c, mx_prompt *prompt)
+static void take_prompt(choice *c, mx_prompt *prompt, bool keeps_ids)
 {
     c->prompt = *prompt;
     *prompt = (mx_prompt){0};
     c->n_prompt = c->prompt.tokens.n;
-    if (!c->prompt.is_kept) {
+    c->keeps_ids = keeps_ids || c->prompt.is_kept;
+    if (!c->keeps_ids) {
         mx_tokens_free(&c->prompt.tokens);
     }
 }
@@ -426,7 +438,7 @@ static bool create_request(answer *s, size_t i, const mx_api_params *a, mx_promp
     mx_errbuf eb = {0};
     mx_err e = mx_request_create(&s->requests[i], s->api->engine, &r, &eb);
     if (e == MX_OK) {
-        take_prompt(&s->choices[i], prompt);
+        take_prompt(&s->choices[i], prompt, s->reply.body != NULL);
         return true;
     }
     s->requests[i] = NULL;
@@ -507,21 +519,24 @@ static answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat, const 
 
 void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_params *params,
                    const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
-                   uint64_t received_us)
+                   mx_reply *reply, uint64_t received_us)
 {
     mx_problem p = {0};
     answer *s = answer_new(api, x, is_chat, params, n_prompts);
     if (s == NULL) {
         mx_problem_set(&p, 500, NULL, NULL, "out of memory");
         mx_api_reply_problem(x, &p);
+        mx_reply_free(reply);
         return;
     }
     s->received_us = received_us;
-    s->scope = rules->scope;
-    const mx_hash256 *salt = mx_api_salt(api, mx_http_key_index(x));
+    s->rules = *rules;
+    s->reply = *reply;
+    *reply = (mx_reply){0};
+    s->salt = mx_api_salt(api, mx_http_key_index(x));
     bool ok = true;
     for (size_t i = 0; ok && i < n_prompts; i++) {
-        ok = create_request(s, i, params, &prompts[i], salt, &p);
+        ok = create_request(s, i, params, &prompts[i], s->salt, &p);
     }
     for (size_t i = 0; ok && i < n_prompts; i++) {
         ok = submit_request(s, i, &p);

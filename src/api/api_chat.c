@@ -626,6 +626,35 @@ static bool fill_context(chat *c, mx_value *context)
     return true;
 }
 
+/* The conversation with its answer, and a message of the user whose content is the mark. */
+static bool fill_next_context(chat *c, mx_str answer, mx_value *context)
+{
+    bool opens_message = true;
+    if (!read_messages(c) || !read_ending(c, &opens_message) || c->continues || !opens_message ||
+        !choose_mark(c))
+    {
+        return false;
+    }
+    mx_value *messages = build_messages(c);
+    const struct { const char *role; mx_str content; } more[] = {
+        {"assistant", answer}, {"user", mx_str_of(c->mark)},
+    };
+    for (size_t i = 0; i < MX_COUNT(more) && messages != NULL; i++) {
+        mx_value *m = mx_value_dict(c->arena);
+        set(c, m, "role", data(c, mx_str_of(more[i].role)));
+        set(c, m, "content", data(c, more[i].content));
+        messages = mx_value_list_add(c->arena, messages, m);
+    }
+    if (c->p->status != 0 || messages == NULL) {
+        return false;
+    }
+    set(c, context, "messages", messages);
+    set(c, context, "add_generation_prompt", mx_value_bool(c->arena, true));
+    add_special_texts(c, context);
+    c->continues = true; /* render cuts the text at the mark */
+    return add_tools(c, context) && add_variables(c, context);
+}
+
 /* System messages at the beginning, and a message of a user who is somebody else: many templates
  * refuse to render without any. */
 static bool fill_stem_context(chat *c, mx_value *context)
@@ -658,7 +687,8 @@ static bool fill_stem_context(chat *c, mx_value *context)
     return add_tools(c, context) && add_variables(c, context);
 }
 
-/* What both texts begin with, cut back to the end of markup: what the two users say may begin alike. */
+/* What both texts begin with, cut back to the end of markup: what the two users say may begin
+ * alike. */
 static size_t common_stem(const mx_rendered *a, const mx_rendered *b)
 {
     size_t n = mx_min_size(a->text.len, b->text.len), i = 0, end = 0;
@@ -684,6 +714,50 @@ size_t mx_chat_stem(const mx_chat_env *env, struct json_object *body, const mx_r
     mx_rendered_free(&stem);
     mx_arena_destroy(c.arena);
     return n;
+}
+
+bool mx_chat_render_next(const mx_chat_env *env, struct json_object *body, mx_str answer,
+                         mx_rendered *out, mx_problem *p)
+{
+    *out = (mx_rendered){0};
+    chat c = {.env = env, .p = p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
+    mx_value *context = c.arena == NULL ? NULL : mx_value_dict(c.arena);
+    bool ok = env->template != NULL && context != NULL &&
+              fill_next_context(&c, answer, context) && render(&c, context, out);
+    mx_arena_destroy(c.arena);
+    return ok;
+}
+
+/* Is prompt + answer what the next prompt begins with? */
+static bool repeats(const mx_chat_env *env, struct json_object *body, mx_str prompt, mx_str answer)
+{
+    mx_problem p = {0};
+    mx_rendered next;
+    bool ok = mx_chat_render_next(env, body, answer, &next, &p);
+    ok = ok && next.text.len >= prompt.len + answer.len &&
+         memcmp(next.text.ptr, prompt.ptr, prompt.len) == 0 &&
+         memcmp(next.text.ptr + prompt.len, answer.ptr, answer.len) == 0;
+    mx_rendered_free(&next);
+    return ok;
+}
+
+bool mx_chat_rewrites_answers(const mx_chat_env *env)
+{
+    static const char question[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
+    static const char *const answers[] = {"b", "<think>\nb\n</think>\n\nc", "b\n</think>\n\nc"};
+    struct json_object *body;
+    if (mx_json_parse(&body, mx_str_of(question), NULL) != MX_OK) {
+        return false;
+    }
+    mx_problem p = {0};
+    mx_rendered prompt;
+    bool is_rendered = mx_chat_render(env, body, &prompt, &p), rewrites = false;
+    for (size_t i = 0; is_rendered && !rewrites && i < MX_COUNT(answers); i++) {
+        rewrites = !repeats(env, body, mx_buf_view(&prompt.text), mx_str_of(answers[i]));
+    }
+    mx_rendered_free(&prompt);
+    json_object_put(body);
+    return rewrites;
 }
 
 bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,

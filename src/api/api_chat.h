@@ -27,10 +27,20 @@ typedef struct mx_chat_env {
 bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
                     mx_problem *p);
 
-/* How many bytes of the text that `body` was rendered to come before the conversation itself: system
- * messages, tool definitions and what the template puts around them, which another conversation with
- * the same ones begins with, too. Ends where markup does. 0 = not known: the template does not put
- * them first, or refuses them alone. */
+/* What every prompt begins with that goes on behind `answer`, the whole reply to `body`, with a
+ * message of the user; up to that message's content. False: not possible, *p may say why. *out
+ * as above. */
+bool mx_chat_render_next(const mx_chat_env *env, struct json_object *body, mx_str answer,
+                         mx_rendered *out, mx_problem *p);
+
+/* May the template render an answer, once it is history, in other words than it was sampled in?
+ * Found out by trying: reasoning left out, and what opens an answer and is not repeated. */
+bool mx_chat_rewrites_answers(const mx_chat_env *env);
+
+/* How many bytes of the text that `body` was rendered to come before the conversation itself:
+ * system messages, tool definitions and what the template puts around them, which another
+ * conversation with the same ones begins with, too. Ends where markup does. 0 = not known: the
+ * template does not put them first, or refuses them alone. */
 size_t mx_chat_stem(const mx_chat_env *env, struct json_object *body, const mx_rendered *rendered);
 
 #endif

@@ -97,6 +97,19 @@ static void verified(mx_buf *b, const mx_engine_stats *s)
     sample_u(b, name, "{result=\"different\"}", s->n_verify_failed);
 }
 
+static void idle(mx_buf *b, const mx_engine_stats *s)
+{
+    static const char name[] = "mtplx_idle_prompts_total";
+    family(b, name, "counter", "With --post-commit: replayed answers that were computed while idle.");
+    sample_u(b, name, "{result=\"done\"}", s->n_idle_done);
+    sample_u(b, name, "{result=\"gave_way\"}", s->n_idle_gave_way);
+    sample_u(b, name, "{result=\"dropped\"}", s->n_idle_dropped);
+    one(b, "mtplx_idle_tokens_total", "counter", "Tokens of them that were computed.",
+        s->n_idle_tokens);
+    family(b, "mtplx_idle_seconds_total", "counter", "Time in which they were computed.");
+    sample_s(b, "mtplx_idle_seconds_total", "", (double)s->idle_us);
+}
+
 static void evictions(mx_buf *b, const mx_engine_stats *s)
 {
     static const char name[] = "mtplx_evictions_total";
@@ -176,6 +189,7 @@ void mx_api_get_metrics(mx_api *a, mx_http_exchange *x)
         ram(&b, &s);
         evictions(&b, &s);
         verified(&b, &s);
+        idle(&b, &s);
         if (s.has_cold) {
             disk(&b, &s);
         }

@@ -231,16 +231,40 @@ static void find_marks(mx_api *a, const mx_chat_env *env, struct json_object *bo
     }
 }
 
-bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
-                        mx_prompt **out, size_t *n, mx_problem *p)
+mx_chat_env mx_api_chat_env(const mx_api *a)
 {
     const mx_tokenizer *t = mx_model_tokenizer(a->model);
-    mx_chat_env env = {
+    return (mx_chat_env){
         .template = a->template,
         .bos_text = special_text(t, mx_tokenizer_bos(t)),
         .eos_text = special_text(t, mx_tokenizer_eos(t)),
         .now_s = mx_wall_s(),
     };
+}
+
+bool mx_api_next_prompt(mx_api *a, const mx_reply *reply, const mx_prompt_rules *rules,
+                        mx_prompt *out)
+{
+    mx_problem p = {0};
+    mx_chat_env env = mx_api_chat_env(a);
+    mx_rendered r;
+    bool ok = mx_chat_render_next(&env, reply->body, mx_buf_view(&reply->text), &r, &p);
+    if (ok) {
+        source s = {.text = mx_buf_view(&r.text), .markup = r.markup, .n_markup = r.n_markup,
+                    .is_chat = true};
+        ok = tokenise(a, &s, rules, out, &p) && out->tokens.n > 0;
+    }
+    if (ok) {
+        find_marks(a, &env, reply->body, &r, out);
+    }
+    mx_rendered_free(&r);
+    return ok;
+}
+
+bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
+                        mx_prompt **out, size_t *n, mx_problem *p)
+{
+    mx_chat_env env = mx_api_chat_env(a);
     mx_rendered r;
     bool ok = mx_chat_render(&env, body, &r, p) && may_fit(a, r.text.len, "messages", p);
     if (ok) {

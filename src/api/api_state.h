@@ -31,6 +31,8 @@ typedef struct mx_waker {
     struct mx_waker *next_free, *next_all;
 } mx_waker;
 
+typedef struct mx_post mx_post;
+
 struct mx_api {
     mx_api_config cfg;
     int64_t started_s;
@@ -45,6 +47,7 @@ struct mx_api {
     size_t max_piece;         /* bytes of the vocabulary's longest token */
     mx_hash256 *salts;        /* [n_api_keys]; NULL: prefixes are shared, or there are no keys */
     mx_recall *recall;        /* NULL: sampled ids are never kept (--canonical-prompts) */
+    mx_post *post;     /* NULL: answers come back as they were sampled, or it is off */
     pthread_mutex_t wakers_lock;
     mx_waker *free_wakers, *all_wakers;
     uint64_t next_id;         /* atomic */
@@ -98,6 +101,13 @@ typedef struct mx_prompt {
     mx_turns turns;   /* which is the last of these */
 } mx_prompt;
 
+/* What is needed of a chat to know how its answer will be replayed. {0} = nothing is kept. */
+typedef struct mx_reply {
+    struct json_object *body; /* owned */
+    mx_buf text;              /* the answer, as the client has seen it */
+} mx_reply;
+void mx_reply_free(mx_reply *r);
+
 /* Whose prompt it is, and what may be done with what is remembered. */
 typedef struct mx_prompt_rules {
     mx_hash256 scope;           /* mx_recall_text.scope */
@@ -109,22 +119,36 @@ void mx_api_prompt_rules(const mx_api *a, int key, mx_cache_policy cache, mx_pro
 /* The isolation salt of a key; NULL = none. */
 const mx_hash256 *mx_api_salt(const mx_api *a, int key);
 
+mx_chat_env mx_api_chat_env(const mx_api *a); /* the state lock is held, or the model is there */
 /* Chat: exactly one prompt. Completions: one per element of a prompt array. The array is the
  * caller's to free with mx_prompts_free. */
 bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
                         mx_prompt **out, size_t *n, mx_problem *p);
 bool mx_api_text_prompts(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
                          mx_prompt **out, size_t *n, mx_problem *p);
-/* Puts into a->recall what the folder knows of an answer in t behind its first n_known bytes; waits for
- * the folder, but not long. True: there was something. */
+/* Puts into a->recall what the folder knows of an answer in t behind its first n_known bytes;
+ * waits for the folder, but not long. True: there was something. */
 bool mx_api_fetch_turns(mx_api *a, const mx_recall_text *t, size_t n_known);
 void mx_prompt_free(mx_prompt *prompt); /* what is in it */
 void mx_prompts_free(mx_prompt *prompts, size_t n);
 
+/* api_post.c: computes the form in which the template will replay an answer, while nobody needs the
+ * engine. NULL without memory or a thread for it. */
+mx_post *mx_post_start(mx_api *a);
+void mx_post_stop(mx_post *post); /* waits for what is being prepared; takes no more; NULL: ok */
+void mx_post_free(mx_post *post); /* after stop */
+/* Takes over what is in *reply, and in *ids: the prompt's and the answer's. */
+void mx_post_answer(mx_post *post, mx_reply *reply, const mx_prompt_rules *rules,
+                    const mx_hash256 *salt, mx_tokens *ids);
+/* The tokens of what the next prompt begins with, up to what the user will say. False: not
+ * known. */
+bool mx_api_next_prompt(mx_api *a, const mx_reply *reply, const mx_prompt_rules *rules,
+                        mx_prompt *out);
+
 /* Starts the work and answers x now (refused) or later. Takes what is in the prompts (they are
- * empty then), not the array. */
+ * empty then), not the array, and the reply. */
 void mx_api_answer(mx_api *a, mx_http_exchange *x, bool is_chat, const mx_api_params *params,
                    const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
-                   uint64_t received_us);
+                   mx_reply *reply, uint64_t received_us);
 
 #endif

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 
 #include <assert.h>
+#include <math.h>
 
 const char *mx_restore_kind_name(mx_restore_kind k)
 {
@@ -62,18 +63,29 @@ void mx_bank_destroy(mx_bank *b)
 
 /* ---- eviction --------------------------------------------------------------------------------- */
 
+/* What is enough, and how far one goes for it. */
+typedef struct eviction {
+    size_t n_free;    /* pages of the pool */
+    size_t max_bytes; /* of the bank */
+    double below;     /* only what is worth less than that */
+} eviction;
+
 /* Drops leaves, least valuable first, until the pool has n_free pages and the bank at most
- * max_bytes, or all that is left is pinned. A page to which anybody but the bank refers would not
+ * max_bytes, or all that is left is pinned or worth too much. A page to which anybody but the bank refers would not
  * become free. Such leaves are few (one per running sequence, and what the cold writer has in its
  * queue); they are set aside and go back. Returns how many pages were freed. */
-static size_t evict_until(mx_bank *b, size_t n_free, size_t max_bytes)
+static size_t evict(mx_bank *b, const eviction *v)
 {
     mx_bank_node *pinned = NULL;
     size_t n_dropped = 0;
-    while (mx_kv_pool_max(b->pool) - mx_kv_pool_used(b->pool) < n_free ||
-           b->stats.bytes > max_bytes)
+    while (mx_kv_pool_max(b->pool) - mx_kv_pool_used(b->pool) < v->n_free ||
+           b->stats.bytes > v->max_bytes)
     {
         mx_bank_node *leaf = mx_leaf_pop(b);
+        if (leaf != NULL && leaf->value_log2 >= v->below) {
+            mx_leaf_push(b, leaf);
+            break;
+        }
         if (leaf != NULL && leaf->entries != NULL && mx_bank_has_states(b)) {
             mx_leaf_push(b, leaf); /* and so have all others; first a boundary has to go */
             leaf = NULL;
@@ -92,7 +104,7 @@ static size_t evict_until(mx_bank *b, size_t n_free, size_t max_bytes)
         }
         mx_node_drop(b, leaf);
         n_dropped++;
-        b->stats.evicted_for_pages += max_bytes == SIZE_MAX;
+        b->stats.evicted_for_pages += v->max_bytes == SIZE_MAX;
     }
     while (pinned != NULL) {
         mx_bank_node *leaf = pinned;
@@ -102,9 +114,26 @@ static size_t evict_until(mx_bank *b, size_t n_free, size_t max_bytes)
     return n_dropped;
 }
 
+static size_t evict_until(mx_bank *b, size_t n_free, size_t max_bytes)
+{
+    return evict(b, &(eviction){n_free, max_bytes, INFINITY});
+}
+
 size_t mx_bank_evict(mx_bank *b, size_t n_pages)
 {
     return evict_until(b, n_pages, SIZE_MAX);
+}
+
+bool mx_bank_make_idle_room(mx_bank *b, size_t n_pages)
+{
+    size_t n_bytes = n_pages * mx_kv_pool_page_bytes(b->pool);
+    if (n_pages > mx_kv_pool_max(b->pool) || n_bytes > b->cfg.max_bytes) {
+        return false;
+    }
+    size_t most = b->cfg.max_bytes - n_bytes;
+    double below = mx_bank_has_states(b) ? -INFINITY : mx_leaf_fresh_value(b);
+    (void)evict(b, &(eviction){n_pages, most, below});
+    return mx_kv_pool_max(b->pool) - mx_kv_pool_used(b->pool) >= n_pages && b->stats.bytes <= most;
 }
 
 void mx_bank_trim(mx_bank *b)

@@ -6,8 +6,8 @@
  * it: named points at which a prompt or a turn ended. Restoring takes references to whole pages and
  * copies at most the common rows of one; no other KV bytes move.
  *
- * Where the shape has a recurrent state, that cannot be cut back, and every entry holds one: it is a
- * boundary. A restore lands on a boundary, pages and state together, or not at all.
+ * Where the shape has a recurrent state, that cannot be cut back, and every entry holds one: it is
+ * a boundary. A restore lands on a boundary, pages and state together, or not at all.
  *
  * Owned by the engine thread; no locks. The bank holds references on its pages; a page that anybody
  * else refers to as well is pinned and never evicted.
@@ -113,16 +113,16 @@ size_t mx_bank_continuation(const mx_bank *b, const mx_hash256 *root, const int3
 mx_err mx_bank_restore_cache(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n,
                              size_t max_tokens, mx_bank_match *out);
 
-/* For a state that comes from elsewhere. hold_pages: references on the first n_pages whole pages of
- * tokens, which the tree has; the sequence has no state yet and can only be freed or get more pages.
- * restore_at: the first n tokens, which the tree has, and `state` at n, whose reference is taken over
- * (not on failure). MX_E_FULL, MX_E_NOMEM: the sequence is empty. */
+/* For a state that comes from elsewhere. hold_pages: references on the first n_pages whole pages
+ * of tokens, which the tree has; the sequence has no state yet and can only be freed or get more
+ * pages. restore_at: the first n tokens, which the tree has, and `state` at n, whose reference
+ * is taken over (not on failure). MX_E_FULL, MX_E_NOMEM: the sequence is empty. */
 mx_err mx_bank_hold_pages(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n_pages);
 mx_err mx_bank_restore_at(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n,
                           mx_kvstate *state);
 
-/* Calls fn for each boundary within tokens[0..n-1], ascending. The states are valid during the call;
- * fn must not change the bank. */
+/* Calls fn for each boundary within tokens[0..n-1], ascending. The states are valid during the
+ * call; fn must not change the bank. */
 typedef void mx_bank_boundary_fn(void *arg, size_t n_tokens, mx_kvstate *state,
                                  mx_entry_kind kind);
 void mx_bank_boundaries(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
@@ -140,6 +140,10 @@ void mx_bank_boundaries_behind(const mx_bank *b, const mx_seq *seq, const int32_
  * before it, so the others come to stand at even distances and the last of a chain is no special
  * case. */
 size_t mx_bank_evict(mx_bank *b, size_t n_pages);
+/* The same for work that nobody asked for: true when n_pages more fit, for which only such pages
+ * were dropped as are worth less than one that was computed once, now. With states nothing is
+ * dropped. */
+bool mx_bank_make_idle_room(mx_bank *b, size_t n_pages);
 /* Brings the bank under its budget. */
 void mx_bank_trim(mx_bank *b);
 /* Drops everything that is not pinned by somebody else. */
@@ -170,11 +174,12 @@ void mx_bank_walk(const mx_bank *b, void (*fn)(void *arg, const mx_bank_point *p
  * entry's manifest on disk. */
 mx_hash256 mx_bank_point_id(const mx_bank_point *point);
 
-/* Pins the entry of that name, so that it is not evicted, or lets go of it. MX_E_NOT_FOUND. MX_E_FULL:
- * with it more than max_pages pages would be pinned (shared ones count for each entry). */
+/* Pins the entry of that name, so that it is not evicted, or lets go of it. MX_E_NOT_FOUND.
+ * MX_E_FULL: with it more than max_pages pages would be pinned (shared ones count for each
+ * entry). */
 mx_err mx_bank_pin(mx_bank *b, const mx_hash256 *id, bool on, size_t max_pages);
-/* Removes the entry of that name, pinned or not, and the pages behind the last one that another entry
- * or anybody else needs. MX_E_NOT_FOUND. */
+/* Removes the entry of that name, pinned or not, and the pages behind the last one that another
+ * entry or anybody else needs. MX_E_NOT_FOUND. */
 mx_err mx_bank_forget(mx_bank *b, const mx_hash256 *id);
 /* mx_bank_clear, pinned entries included. */
 void mx_bank_forget_all(mx_bank *b);

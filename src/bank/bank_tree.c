@@ -307,6 +307,13 @@ static double one_use_more(double use_log2)
     return log2(uses + 1) + now;
 }
 
+double mx_leaf_fresh_value(const mx_bank *b)
+{
+    double us = b->cfg.us_per_token > 0 ? b->cfg.us_per_token : 1.0;
+    size_t n_bytes = mx_kv_pool_page_bytes(b->pool) + sizeof(mx_bank_node);
+    return one_use_more(0) + log2(us * (double)MX_PAGE_TOKENS / (double)n_bytes);
+}
+
 void mx_node_touch(mx_bank *b, mx_bank_node *node)
 {
     node->use_log2 = one_use_more(node->use_log2);

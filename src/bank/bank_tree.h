@@ -158,6 +158,8 @@ void mx_boundary_remove(mx_bank *b, mx_bank_entry *e);
  * none. */
 bool mx_boundary_evict(mx_bank *b);
 
+/* The eviction value that a page would have which was computed and used once, now. */
+double mx_leaf_fresh_value(const mx_bank *b);
 mx_bank_node *mx_leaf_pop(mx_bank *b); /* the least valuable leaf, off the heap; NULL = none */
 void mx_leaf_push(mx_bank *b, mx_bank_node *node);
 

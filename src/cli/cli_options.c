@@ -22,6 +22,7 @@ static const mx_option_word compress_words[] = {
 static const mx_option_word restore_words[] = {
     {"auto", MX_SSD_RESTORE_AUTO}, {"always", MX_SSD_RESTORE_ALWAYS}, {NULL, 0},
 };
+static const mx_option_word on_words[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
 static const mx_option_word log_words[] = {
     {"error", MX_LOG_ERROR}, {"warn", MX_LOG_WARN}, {"info", MX_LOG_INFO}, {"debug", MX_LOG_DEBUG},
     {NULL, 0},
@@ -58,6 +59,9 @@ static const mx_option rows[] = {
      "refuse model names that GET /v1/models does not list"},
     {"canonical-prompts", OPT_FLAG, AT(canonical_prompts), NULL, "off", 0, 0, NULL,
      "always tokenise what the client sent, never keep the ids that were sampled"},
+    {"post-commit", OPT_CHOICE, AT(post_commit), NULL, "on", 0, 0, on_words,
+     "where the chat template will replay an answer in other words (without its reasoning), compute that "
+     "form while nobody waits, so that the next turn finds it"},
     {"max-context", OPT_NUMBER, AT(max_context), "TOKENS", "0", 0, 1u << 24, NULL,
      "context length, at least 64; 0 = the model's own"},
     {"threads", OPT_NUMBER, AT(threads), "N", "0", 0, 1024, NULL,

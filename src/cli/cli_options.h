@@ -38,6 +38,7 @@ typedef struct mx_settings {
     uint64_t ssd_ttl_s;         /* 0 = for ever */
     uint64_t ssd_write_budget;  /* bytes a day; 0 = no limit */
     bool verify_restore;
+    uint64_t post_commit;  /* 0, 1 */
     uint64_t ssd_restore;  /* mx_ssd_restore */
     uint64_t log_level;    /* mx_log_level */
     uint64_t drain_s, flush_s;

@@ -176,6 +176,7 @@ static mx_err start_http(server *s, mx_errbuf *eb)
     mx_api_config api = {
         .strict_model = o->strict_model,
         .canonical_prompts = o->canonical_prompts,
+        .post_commit = o->post_commit != 0,
         .api_keys = strings(&o->api_keys),
         .n_api_keys = o->api_keys.n,
         .shared_prefixes = o->shared_prefixes,

@@ -40,7 +40,7 @@ mx_err mx_engine_submit(mx_engine *e, mx_request *r, mx_errbuf *eb)
     pthread_mutex_lock(&e->mu);
     if (e->is_stopping) {
         err = mx_fail(eb, MX_E_CANCELLED, "the server is shutting down");
-    } else if (e->n_waiting >= e->cfg.max_queued) {
+    } else if (e->n_waiting >= e->cfg.max_queued && !r->params.is_idle) {
         err = mx_fail(eb, MX_E_FULL, "%zu requests are waiting already (--max-queued); try later",
                       e->n_waiting);
     } else {
@@ -49,8 +49,11 @@ mx_err mx_engine_submit(mx_engine *e, mx_request *r, mx_errbuf *eb)
         r->next = NULL;
         *e->incoming_end = r;
         e->incoming_end = &r->next;
-        e->n_waiting++;
+        e->n_waiting += !r->params.is_idle;
         e->is_woken = true;
+        if (!r->params.is_idle) {
+            atomic_store(&e->is_wanted, true);
+        }
         pthread_cond_signal(&e->wake);
     }
     pthread_mutex_unlock(&e->mu);
@@ -66,22 +69,36 @@ static void take_incoming(mx_engine *e)
     e->incoming = NULL;
     e->incoming_end = &e->incoming;
     e->is_woken = false;
+    atomic_store(&e->is_wanted, false);
     pthread_mutex_unlock(&e->mu);
     mx_request **end = &e->queue;
     while (*end != NULL) {
         end = &(*end)->next;
     }
-    *end = list;
+    while (list != NULL) {
+        mx_request *r = list;
+        list = r->next;
+        r->next = NULL;
+        if (r->params.is_idle) {
+            mx_idle_add(e, r);
+        } else {
+            *end = r;
+            end = &r->next;
+        }
+    }
 }
 
 static void publish_stats(mx_engine *e)
 {
     mx_engine_stats s = e->live;
+    s.n_running = 0;
     size_t n_queued = 0;
     for (mx_request *r = e->queue; r != NULL; r = r->next) {
         n_queued++;
     }
-    s.n_running = e->n_runs;
+    for (const mx_request *r = e->runs; r != NULL; r = r->next) {
+        s.n_running += !r->params.is_idle;
+    }
     s.us_per_token = e->us_per_token;
     s.kv_pages_used = mx_kv_pool_used(e->pool);
     mx_bank_get_stats(e->bank, &s.bank);
@@ -91,7 +108,7 @@ static void publish_stats(mx_engine *e)
     pthread_mutex_lock(&e->mu);
     size_t n_incoming = 0;
     for (mx_request *r = e->incoming; r != NULL; r = r->next) {
-        n_incoming++;
+        n_incoming += !r->params.is_idle;
     }
     e->n_waiting = n_incoming + n_queued;
     s.n_queued = e->n_waiting;
@@ -179,6 +196,8 @@ static bool check_stop(mx_engine *e)
     if (!is_stopping) {
         return false;
     }
+    mx_idle_drop_all(e);
+    sweep_done(&e->runs);
     if (mx_now_us() >= deadline) {
         for (mx_request *r = e->runs; r != NULL; r = r->next) {
             atomic_store(&r->is_cancelled, true);
@@ -274,6 +293,7 @@ static void *engine_main(void *arg)
         progress |= mx_query_run_all(e);
         progress |= sweep_done(&e->queue);
         progress |= sweep_done(&e->runs);
+        mx_idle_give_way(e);
         e->n_runs = count(e->runs);
         if (check_stop(e)) {
             break;
@@ -282,6 +302,7 @@ static void *engine_main(void *arg)
             progress = true;
             published_us = 0; /* the waiting line got shorter: submit must know */
         }
+        progress |= mx_idle_start(e);
         progress |= mx_step(e);
         progress |= sweep_done(&e->runs);
         e->n_runs = count(e->runs);

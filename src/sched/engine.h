@@ -49,14 +49,15 @@ typedef struct mx_engine_config {
 
 /* Starts the engine thread. */
 mx_err mx_engine_start(mx_engine **out, const mx_engine_config *cfg, mx_errbuf *eb);
-/* Stops taking requests, gives running ones drain_us to end, cancels the rest, flushes the cold tier
- * for at most flush_us (logs "shutdown: SSD session cache flushed" when that succeeded), joins.
- * Requests may still be read, cancelled and released until mx_engine_destroy. */
+/* Stops taking requests, gives running ones drain_us to end, cancels the rest, flushes the cold
+ * tier for at most flush_us (logs "shutdown: SSD session cache flushed" when that succeeded),
+ * joins. Requests may still be read, cancelled and released until mx_engine_destroy. */
 void mx_engine_stop(mx_engine *e, uint64_t drain_us, uint64_t flush_us);
 /* After stop, when no request is left in anybody's hands. NULL is allowed. */
 void mx_engine_destroy(mx_engine *e);
 
-/* ---- requests --------------------------------------------------------------------------------- */
+/* ---- requests
+ * --------------------------------------------------------------------------------- */
 
 typedef enum mx_cache_policy {
     MX_CACHE_USE,      /* read and store */
@@ -80,12 +81,17 @@ typedef struct mx_request_params {
     bool ignore_eos;           /* tokens that end a generation are never chosen */
     mx_cache_policy cache;
     const mx_hash256 *salt;    /* isolation, or NULL; copied */
-    /* Positions in the prompt that later prompts are likely to leave it at, ascending: models with a
-     * recurrent state keep a boundary there. Copied; a hint, whatever stands in it. */
+    /* Nobody waits for it: the prompt is computed into the cache while the engine has nothing
+     * else to do, gives way at once to whoever comes and goes on later. It drops nothing that is
+     * worth more, and is given up where there is no room, or for newer ones. max_tokens must be
+     * 0. */
+    bool is_idle;
+    /* Positions in the prompt that later prompts are likely to leave it at, ascending: models
+     * with a recurrent state keep a boundary there. Copied; a hint, whatever stands in it. */
     const uint32_t *marks;     /* [n_marks] */
     size_t n_marks;
-    /* The answers in the prompt, and the one to come: kept with the session on disk. Copied; at most
-     * MX_TURNS_MAX, a hint, whatever stands in it. */
+    /* The answers in the prompt, and the one to come: kept with the session on disk. Copied; at
+     * most MX_TURNS_MAX, a hint, whatever stands in it. */
     const mx_turn *turns;      /* [n_turns] */
     size_t n_turns;
     char id[48];               /* for log lines */
@@ -95,7 +101,8 @@ typedef struct mx_request_params {
     void *wake_arg;
 } mx_request_params;
 
-/* One reference for the caller. MX_E_INVALID when the prompt can never fit (text has the numbers). */
+/* One reference for the caller. MX_E_INVALID when the prompt can never fit (text has the
+ * numbers). */
 mx_err mx_request_create(mx_request **out, mx_engine *e, const mx_request_params *p, mx_errbuf *eb);
 mx_request *mx_request_ref(mx_request *r);
 void mx_request_unref(mx_request *r); /* any thread */
@@ -162,7 +169,8 @@ typedef struct mx_request_stats {
 } mx_request_stats;
 void mx_request_get_stats(mx_request *r, mx_request_stats *out); /* any thread */
 
-/* ---- looking in ------------------------------------------------------------------------------- */
+/* ---- looking in
+ * ------------------------------------------------------------------------------- */
 
 typedef struct mx_engine_stats {
     size_t n_running, n_queued;
@@ -181,13 +189,16 @@ typedef struct mx_engine_stats {
     uint64_t prefill_us;      /* from the end of a restore to the first token, all requests */
     double saved_us;          /* what computing the reused tokens would have taken, as measured */
     double us_per_token;      /* what a prompt token costs now; 0 = not measured yet */
+    /* Prompts that were computed while idle: to the end; how often one gave way; those given up. */
+    uint64_t n_idle_done, n_idle_gave_way, n_idle_dropped, n_idle_tokens;
+    uint64_t idle_us;         /* computing them */
     uint64_t disk_bytes_saved; /* of pages that were not written because they are there */
 } mx_engine_stats;
 void mx_engine_get_stats(mx_engine *e, mx_engine_stats *out); /* any thread; a recent snapshot */
 
-/* What a prompt would find now, without running it and without touching anything. Blocks; at most
- * about timeout_us. salt: as in mx_request_params. MX_E_BUSY: the engine or the folder did not answer
- * in time. */
+/* What a prompt would find now, without running it and without touching anything. Blocks; at
+ * most about timeout_us. salt: as in mx_request_params. MX_E_BUSY: the engine or the folder did
+ * not answer in time. */
 typedef struct mx_lookup {
     mx_request_stats stats;   /* n_*, cache_mode, restore, miss: as they would be */
     bool ssd_asked, ssd_answered;

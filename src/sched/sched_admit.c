@@ -170,6 +170,9 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
     }
     r->was_admitted = true;
     mx_stop_learn(e, r);
+    if (r->params.is_idle) {
+        return;
+    }
     uint64_t now = mx_now_us();
     size_t n_whole = r->seq.n_tokens / MX_PAGE_TOKENS;
     mx_miss_case m = {
@@ -248,7 +251,7 @@ void mx_admit_without_cold(mx_engine *e, mx_request *r)
     start_from_ram(e, r, false);
 }
 
-static void start(mx_engine *e, mx_request *r)
+void mx_admit_start(mx_engine *e, mx_request *r)
 {
     r->admit_us = mx_now_us();
     r->leader = NULL;
@@ -437,7 +440,7 @@ bool mx_admit_all(mx_engine *e)
     bool any = false;
     for (mx_request *r = e->runs; r != NULL; r = r->next) {
         if (r->state == MX_RUN_FOLLOWING && is_there(r)) {
-            start(e, r);
+            mx_admit_start(e, r);
             any = true;
         }
     }
@@ -452,7 +455,7 @@ bool mx_admit_all(mx_engine *e)
         }
         *end = r;
         e->n_runs++;
-        start(e, r);
+        mx_admit_start(e, r);
         any = true;
     }
     return any;

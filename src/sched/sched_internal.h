@@ -20,6 +20,7 @@ enum {
     MX_OUT_PAUSE_BYTES = 64 << 10,     /* unread output at which a sequence is paused */
     MX_OUT_ABANDON_US = 60 * 1000000,  /* unread for so long: the reader is gone */
     MX_PROBE_WAIT_US = 2 * 1000000,    /* a few name look-ups: more means that the folder hangs */
+    MX_IDLE_MAX = 8,
     MX_ADMIT_TOKENS = 256,             /* answer tokens an admission sets aside pages for */
 };
 
@@ -128,6 +129,7 @@ struct mx_engine {
     size_t n_eog;
 
     mx_request *queue;        /* waiting, oldest first */
+    mx_request *idle;         /* likewise, of those that nobody waits for; at most MX_IDLE_MAX */
     mx_request *runs;         /* probing, reading, active; admission order */
     size_t n_runs;
     size_t turn;              /* which prefill goes next */
@@ -157,6 +159,7 @@ struct mx_engine {
     size_t n_waiting;         /* incoming + queue */
     bool is_woken;
     bool is_stopping;
+    _Atomic bool is_wanted;   /* somebody came: written under mu, read by passes that are idle work */
     uint64_t stop_deadline_us, flush_us;
     mx_engine_stats published;
     pthread_t thread;
@@ -175,6 +178,8 @@ size_t mx_request_unread(mx_request *r);
 void mx_request_wake_reader(mx_request *r);
 
 /* sched_admit.c */
+/* r, which is at the end of the list of runs, gets what is known of its prompt. */
+void mx_admit_start(mx_engine *e, mx_request *r);
 /* Starts queued requests as far as pages allow; true when something changed. */
 bool mx_admit_all(mx_engine *e);
 /* What RAM has of n tokens that a request could start from: a boundary at their very end serves with
@@ -236,6 +241,18 @@ void mx_query_answered(mx_engine *e, mx_query *q, mx_cold_job *job);
 bool mx_step(mx_engine *e);
 /* Writes the end of a run into both tiers. */
 void mx_step_commit_turn(mx_engine *e, mx_request *r);
+
+/* sched_idle.c */
+/* Takes a submitted idle request into the line; the oldest goes when it is full. */
+void mx_idle_add(mx_engine *e, mx_request *r);
+/* When there is other work, what runs idly leaves the list of runs; its finished chunks stay in the
+ * bank. */
+void mx_idle_give_way(mx_engine *e);
+/* The next idle request that there is room for becomes a run; true when something changed. The engine
+ * has nothing else to do. */
+bool mx_idle_start(mx_engine *e);
+/* The engine stops: nobody waits for them. */
+void mx_idle_drop_all(mx_engine *e);
 
 /* sched_stops.c */
 /* Tokens between two boundaries on the way; 0 = pages are all there is. */

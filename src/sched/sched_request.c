@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
+#include <assert.h>
 #include <stdio.h>
 
 /* Those that make sense; the end of the prompt is a boundary in any case. */
@@ -79,6 +80,7 @@ static mx_err copy_params(mx_request *r, const mx_request_params *p, mx_errbuf *
 static mx_err check_params(const mx_engine *e, const mx_request_params *p, mx_errbuf *eb)
 {
     size_t limit = e->max_seq_tokens;
+    assert(!p->is_idle || p->max_tokens == 0);
     if (p->n_prompt == 0) {
         return mx_fail(eb, MX_E_INVALID, "the prompt is empty");
     }

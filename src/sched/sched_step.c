@@ -16,6 +16,8 @@
 
 /* A page takes a few ms to write. */
 static const uint64_t WRITER_WAIT_US = 250000;
+/* What is lost at most when idle work is cut short; larger ones are hardly faster. */
+enum { IDLE_CHUNK = 2 * MX_PAGE_TOKENS };
 
 static bool is_paused(mx_request *r)
 {
@@ -60,6 +62,7 @@ static void plan_add(mx_engine *e, plan *p, mx_request *r, size_t n)
  * so that what a cancelled prompt leaves is whole pages, and at the next boundary. */
 static size_t chunk_of(const mx_engine *e, const mx_request *r, size_t room)
 {
+    room = mx_min_size(room, r->params.is_idle ? IDLE_CHUNK : SIZE_MAX);
     room = mx_min_size(room, mx_stop_next(e, r) - r->seq.n_tokens);
     size_t left = n_pending(r);
     if (left <= room) {
@@ -151,6 +154,12 @@ static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
 {
     size_t n_pages = n / MX_PAGE_TOKENS + 2 + mx_kv_pool_state_pages(e->pool);
     while (mx_seq_reserve(&r->seq, n) != MX_OK) {
+        if (r->params.is_idle) { /* there was room when it began */
+            unplan(e, p, r);
+            e->live.n_idle_dropped++;
+            mx_request_end(r, MX_FINISH_CANCELLED, MX_E_FULL, "no room");
+            return false;
+        }
         if (mx_bank_evict(e->bank, n_pages) > 0) {
             continue;
         }
@@ -198,11 +207,16 @@ static void reserve_all(mx_engine *e, plan *p)
 typedef struct cancel_view {
     mx_request *const *runs;
     size_t n_runs;
+    const _Atomic bool *is_wanted; /* when the pass is idle work, else NULL */
 } cancel_view;
 
 static bool any_cancelled(void *arg)
 {
     const cancel_view *v = arg;
+    /* Relaxed: all that is done about it is to look at the line, under its lock. */
+    if (v->is_wanted != NULL && atomic_load_explicit(v->is_wanted, memory_order_relaxed)) {
+        return true;
+    }
     for (size_t i = 0; i < v->n_runs; i++) {
         if (atomic_load_explicit(&v->runs[i]->is_cancelled, memory_order_relaxed)) {
             return true;
@@ -290,6 +304,10 @@ static void settle_prompt(mx_engine *e, mx_request *r)
         (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_PROMPT, end_hidden(r), NULL);
         mx_ticket_store(e, r, MX_ENTRY_PROMPT, true);
     }
+    if (r->params.is_idle) {
+        e->live.n_idle_done++;
+        return;
+    }
     pthread_mutex_lock(&r->mu);
     r->stats.has_started = true;
     r->stats.prefill_us = r->prefill_done_us - r->admit_us - r->stats.restore_us;
@@ -300,6 +318,10 @@ static void settle_prompt(mx_engine *e, mx_request *r)
 /* All tokens of r have been fed: choose the next one. */
 static void sample_next(mx_engine *e, mx_request *r, float *logits)
 {
+    if (r->params.is_idle) { /* its end is in both tiers */
+        mx_request_end(r, MX_FINISH_LENGTH, MX_OK, NULL);
+        return;
+    }
     if (r->max_total == r->n_tokens) { /* max_tokens 0: the prompt was all that was asked for */
         end_turn(e, r, MX_FINISH_LENGTH);
         return;
@@ -423,6 +445,9 @@ bool mx_step(mx_engine *e)
     }
     size_t n_hidden = fill_rows(e, &p);
     cancel_view view = {.runs = e->batch_runs, .n_runs = p.n_runs};
+    if (e->batch_runs[0]->params.is_idle) { /* then it is alone */
+        view.is_wanted = &e->is_wanted;
+    }
     mx_batch batch = {
         .rows = e->rows,
         .n_rows = (uint32_t)p.n_rows,
@@ -441,6 +466,10 @@ bool mx_step(mx_engine *e)
         fail_pass(e, &p, err, bad_row, eb.text);
     } else {
         uint64_t pass_us = mx_now_us() - begin;
+        if (view.is_wanted != NULL) {
+            e->live.n_idle_tokens += p.n_rows;
+            e->live.idle_us += pass_us;
+        }
         finish_pass(e, &p, n_hidden);
         note_speed(e, &p, pass_us, mx_now_us() - begin);
         mx_bank_trim(e->bank);
