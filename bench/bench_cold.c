@@ -333,7 +333,7 @@ int main(int argc, char **argv)
         write_all(&s, methods[i].value, methods[i].name);
         read_all(&s, methods[i].name, false);
         read_all(&s, methods[i].name, true);
-        must(mx_cold_remove_all(s.dir, &n_files, &n_bytes, &eb) == MX_OK, "cannot remove the folder");
+        must(mx_cold_remove_all(s.dir, NULL, &n_files, &n_bytes, &eb) == MX_OK, "cannot remove the folder");
     }
     return 0;
 }

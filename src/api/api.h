@@ -34,6 +34,8 @@ typedef struct mx_api_config {
     const char *options_json;     /* object: options in force, for /info; never keys */
     const char *session_json;     /* object: the MTPLX_SESSION_* settings, for /info */
     const char *cache_dir;        /* shown by /info; NULL = the cold tier is off */
+    const mx_hash256 *cache_auth_key; /* with which the files there are authenticated, or NULL;
+                                     borrowed */
     const char *cache_mode;       /* "on", "off", "write-only" */
 } mx_api_config;
 

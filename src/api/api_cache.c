@@ -134,7 +134,7 @@ static mx_err collect(mx_api *a, item_list *l, mx_errbuf *eb)
     if (a->cfg.cache_dir != NULL) {
         join j = {l, l->n};
         folder_name(a, folder);
-        err = mx_cold_list(a->cfg.cache_dir, folder, add_manifest, &j, eb);
+        err = mx_cold_list(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, add_manifest, &j, eb);
         if (err != MX_OK && err != MX_E_INVALID) { /* invalid: nothing was written there yet */
             return err;
         }

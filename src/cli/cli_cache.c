@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli_explain.h"
+#include "cli/cli_keys.h"
 #include "cli/cli_machine.h"
 #include "cli/cli_start.h"
 #include "cli/cli_table.h"
@@ -21,7 +22,8 @@
 #include <time.h>
 
 typedef struct options {
-    char *dir, *url, *admin_key, *api_key;
+    char *dir, *key_file, *url, *admin_key, *api_key;
+    mx_cli_auth auth;
     bool all, quarantine;
     bool is_named; /* dir is not the default */
     uint64_t max_size, ttl_s;
@@ -32,6 +34,9 @@ typedef struct options {
 static const mx_option rows[] = {
     {"ssd-session-cache-dir", OPT_TEXT, AT(dir), "DIR", NULL, 0, 0, NULL,
      "the folder; without it MTPLX_SSD_SESSION_CACHE_DIR, or else ~/.mtplx/session_cache"},
+    {"cache-key-file", OPT_TEXT, AT(key_file), "FILE", NULL, 0, 0, NULL,
+     "the server's: verify and show check that files were made with it, and the folder need not be ours "
+     "alone; without it MTPLX_CACHE_KEY_FILE"},
     {"all", OPT_FLAG, AT(all), NULL, "off", 0, 0, NULL, "rm: everything, of all models"},
     {"quarantine", OPT_FLAG, AT(quarantine), NULL, "off", 0, 0, NULL,
      "verify: move damaged files to quarantine/, so that no reader meets them"},
@@ -65,6 +70,11 @@ static const char *given_or_env(const char *given, const char *variable)
 {
     const char *v = given != NULL ? given : getenv(variable);
     return v != NULL && *v != '\0' ? v : NULL;
+}
+
+static const mx_hash256 *auth_key(const options *o)
+{
+    return o->auth.is_on ? &o->auth.object_key : NULL;
 }
 
 /* ---- entries --------------------------------------------------------------------------------- */
@@ -106,7 +116,7 @@ static int compare_used(const void *a, const void *b)
 static mx_err list_all(const options *o, listed *l, mx_errbuf *eb)
 {
     *l = (listed){0};
-    MX_TRY(mx_cold_list(o->dir, NULL, add_entry, l, eb));
+    MX_TRY(mx_cold_list(o->dir, auth_key(o), NULL, add_entry, l, eb));
     if (l->has_failed) {
         return mx_fail(eb, MX_E_NOMEM, "out of memory");
     }
@@ -217,7 +227,7 @@ static int run_verify(const options *o, const char *operand)
     if (operand != NULL && find(o, operand, &e, &eb) != MX_OK) {
         return failed(&eb);
     }
-    if (mx_cold_verify(o->dir, operand != NULL ? &e.id : NULL, o->quarantine, print_bad, NULL, &n,
+    if (mx_cold_verify(o->dir, auth_key(o), operand != NULL ? &e.id : NULL, o->quarantine, print_bad, NULL, &n,
                        &eb) != MX_OK)
     {
         return failed(&eb);
@@ -253,7 +263,7 @@ static int run_gc(const options *o, const char *operand)
         fprintf(stderr, "mtplx: MTPLX_SSD_SESSION_CACHE_TTL must be a time with its unit, such as 12h or 30d\n");
         return 2;
     }
-    if (mx_cold_gc(o->dir, limit == 0 ? UINT64_MAX : limit, ttl_s, &n, &eb) != MX_OK) {
+    if (mx_cold_gc(o->dir, auth_key(o), limit == 0 ? UINT64_MAX : limit, ttl_s, &n, &eb) != MX_OK) {
         return failed(&eb);
     }
     mx_print_size(size, sizeof size, n.n_bytes);
@@ -272,15 +282,15 @@ static int run_rm(const options *o, const char *operand)
         return 2;
     }
     if (o->all) {
-        if (mx_cold_remove_all(o->dir, &n_files, &n_bytes, &eb) != MX_OK) {
+        if (mx_cold_remove_all(o->dir, auth_key(o), &n_files, &n_bytes, &eb) != MX_OK) {
             return failed(&eb);
         }
     } else {
         mx_cold_entry e;
         mx_cold_counts n;
         if (find(o, operand, &e, &eb) != MX_OK
-            || mx_cold_remove_entry(o->dir, e.folder, &e.id, NULL, MX_COLD_WAIT_FOREVER, &n, &eb)
-                   != MX_OK)
+            || mx_cold_remove_entry(o->dir, auth_key(o), e.folder, &e.id, NULL,
+                                    MX_COLD_WAIT_FOREVER, &n, &eb) != MX_OK)
         {
             return failed(&eb);
         }
@@ -380,7 +390,10 @@ int mx_cli_cache(int argc, char **argv)
         code = 1;
     } else {
         mx_log_set_level(MX_LOG_ERROR);
-        code = a->run(&o, has_operand ? argv[1] : NULL);
+        const char *key_file = given_or_env(o.key_file, "MTPLX_CACHE_KEY_FILE");
+        code = a->run != run_explain && mx_cli_read_auth(key_file, &o.auth, &eb) != MX_OK
+                   ? failed(&eb)
+                   : a->run(&o, has_operand ? argv[1] : NULL);
     }
     mx_table_free(&table, &o);
     return code;

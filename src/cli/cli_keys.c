@@ -147,3 +147,15 @@ mx_err mx_cli_cache_key(const mx_settings *s, const char *cache_dir, mx_hash256 
     }
     return MX_OK;
 }
+
+mx_err mx_cli_read_auth(const char *file, mx_cli_auth *out, mx_errbuf *eb)
+{
+    mx_hash256 key;
+    *out = (mx_cli_auth){.is_on = file != NULL};
+    if (file == NULL) {
+        return MX_OK;
+    }
+    MX_TRY(mx_cold_cache_key(NULL, file, &key, eb));
+    mx_err err = mx_cold_derive_keys(&key, &out->object_key, &out->root_key);
+    return err == MX_OK ? MX_OK : mx_fail(eb, err, "out of memory");
+}

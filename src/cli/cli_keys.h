@@ -17,4 +17,13 @@ mx_err mx_cli_read_api_keys(mx_settings *s, mx_errbuf *eb);
 mx_err mx_cli_cache_key(const mx_settings *s, const char *cache_dir, mx_hash256 *out,
                         mx_errbuf *eb);
 
+/* What --cache-key-file authenticates the files of the session cache with. */
+typedef struct mx_cli_auth {
+    bool is_on; /* there is such a file */
+    mx_hash256 object_key, root_key;
+} mx_cli_auth;
+
+/* file: NULL = off. */
+mx_err mx_cli_read_auth(const char *file, mx_cli_auth *out, mx_errbuf *eb);
+
 #endif

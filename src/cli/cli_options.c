@@ -49,8 +49,9 @@ static const mx_option rows[] = {
     {"shared-prefixes", OPT_FLAG, AT(shared_prefixes), NULL, "off", 0, 0, NULL,
      "let requests with different API keys use each other's stored prefixes"},
     {"cache-key-file", OPT_TEXT, AT(cache_key_file), "FILE", NULL, 0, 0, NULL,
-     "the secret that keeps the prefixes of API keys apart; default: cache.key in the folder of the "
-     "session cache, made at first use"},
+     "a secret that keeps the prefixes of API keys apart and with which each file of the session cache "
+     "is authenticated: the folder may then be another user's, or writable by others. Without it: "
+     "cache.key in the folder, made at first use, for the API keys alone"},
     {"allowed-origin", OPT_LIST, AT(allowed_origins), "ORIGIN", NULL, 0, 0, NULL,
      "a web origin beside loopback whose pages may use this server; * = any; may be repeated"},
     {"allowed-host", OPT_LIST, AT(allowed_hosts), "NAME", NULL, 0, 0, NULL,

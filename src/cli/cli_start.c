@@ -36,6 +36,7 @@ typedef struct server {
     char cache_dir[PATH_CAP];
     char fingerprint_dir[PATH_CAP];
     mx_hash256 cache_key;
+    mx_cli_auth auth;
     mx_buf options_json, session_json;
     mx_signals *signals;
     mx_api *api;
@@ -152,6 +153,7 @@ static mx_err prepare(server *s, mx_errbuf *eb)
     MX_TRY(find_folders(s, eb));
     MX_TRY(size_up(&s->settings, s->model_path, eb));
     MX_TRY(mx_cli_cache_key(&s->settings, s->cache_dir, &s->cache_key, eb));
+    MX_TRY(mx_cli_read_auth(s->settings.cache_key_file, &s->auth, eb));
     mx_settings_json(&s->settings, &s->options_json);
     mx_settings_session_json(&s->settings, &s->session_json);
     if (s->options_json.failed || s->session_json.failed) {
@@ -165,6 +167,11 @@ static mx_err prepare(server *s, mx_errbuf *eb)
 static const char *const *strings(const mx_string_list *l)
 {
     return (const char *const *)l->items;
+}
+
+static const mx_hash256 *auth_key(const server *s)
+{
+    return s->auth.is_on ? &s->auth.object_key : NULL;
 }
 
 static mx_err start_http(server *s, mx_errbuf *eb)
@@ -185,6 +192,7 @@ static mx_err start_http(server *s, mx_errbuf *eb)
         .options_json = s->options_json.ptr,
         .session_json = s->session_json.ptr,
         .cache_dir = o->ssd_mode == MX_COLD_OFF ? NULL : s->cache_dir,
+        .cache_auth_key = auth_key(s),
         .cache_mode = modes[o->ssd_mode],
     };
     MX_TRY(mx_api_create(&s->api, &api, eb));
@@ -221,6 +229,7 @@ static mx_err load_model(server *s, mx_errbuf *eb)
         .max_logit_rows = (uint32_t)o->max_batch,
         .n_ctx = (uint32_t)o->max_context,
         .cpu_level = level,
+        .root_key = s->auth.is_on ? &s->auth.root_key : NULL,
         .fingerprint_cache_dir = s->fingerprint_dir[0] == '\0' ? NULL : s->fingerprint_dir,
     };
     uint64_t begin = mx_now_us();
@@ -257,6 +266,7 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
         },
         .cold_dir = s->cache_dir,
         .cold_mode = (mx_cold_mode)o->ssd_mode,
+        .cold_auth_key = auth_key(s),
         .cold_compress = (mx_cold_compress)o->ssd_compress,
         .cold_max_bytes = o->ssd_max_size,
         .cold_min_tokens = (uint32_t)o->ssd_min_tokens,

@@ -341,6 +341,18 @@ static void fill_tuning(mx_cold *c, const mx_cold_tuning *t)
     }
 }
 
+/* After fill_tuning. */
+static void take_key(mx_cold *c, const mx_hash256 *key)
+{
+    if (key != NULL) {
+        c->has_auth_key = true;
+        c->auth_key = *key;
+        c->shared_ops = *c->tuning.fileops;
+        c->shared_ops.accepts_others = true;
+        c->tuning.fileops = &c->shared_ops;
+    }
+}
+
 static bool make_scratch(mx_cold_scratch *s)
 {
     s->head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
@@ -425,6 +437,7 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     c->wall_start_s = mx_wall_s();
     c->boot_start_us = mx_boottime_us();
     fill_tuning(c, &cfg->tuning);
+    take_key(c, cfg->auth_key);
     size_t dir_len = strlen(cfg->dir);
     while (dir_len > 1 && cfg->dir[dir_len - 1] == '/') {
         dir_len--; /* with a slash behind it a symbolic link would be followed */

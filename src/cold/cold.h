@@ -49,6 +49,8 @@ typedef struct mx_cold_fileops {
     int (*unlink)(int dir, const char *name, int flags);
     int (*utimens)(int dir, const char *name, const struct timespec times[2]);
     int (*statvfs)(int fd, struct statvfs *out);
+    bool accepts_others; /* folders that are not ours, or that others can write, are used, too: only
+                            where every file is authenticated */
 } mx_cold_fileops;
 
 /* Times and reserves. 0 = the default everywhere, so {0} is right outside of tests. */
@@ -73,6 +75,9 @@ typedef struct mx_cold_config {
     size_t queue_bytes;         /* write queue bound; 0 = default 512 MiB */
     mx_hash256 root;            /* of this model and settings, no isolation salt */
     mx_gone *gone;              /* learns the identities of pages that are deleted; or NULL */
+    const mx_hash256 *auth_key; /* or NULL; copied. With one every file that is written carries a tag
+                                   made with it, and none without is used; then the folder need not
+                                   be ours alone */
     const char *model_json;     /* content of model.json, for people */
     void (*wake)(void *arg);    /* called from cold's threads when something is to be polled */
     void *wake_arg;
@@ -302,6 +307,10 @@ void mx_cold_get_stats(mx_cold *c, mx_cold_stats *out); /* any thread */
  * and nobody else's to read: else MX_E_DENIED. The text says what is wrong and what to do. */
 mx_err mx_cold_cache_key(const char *dir, const char *file, mx_hash256 *out, mx_errbuf *eb);
 
+/* What follows from the key of --cache-key-file: `object`, to authenticate files with, and `root`, which
+ * goes into the roots of all chains, so that what has another key has other names. MX_E_NOMEM. */
+mx_err mx_cold_derive_keys(const mx_hash256 *cache_key, mx_hash256 *object, mx_hash256 *root);
+
 /* ---- without a server ------------------------------------------------------------------------ */
 
 #define MX_COLD_MARKER_NAME "mtplx-session-cache.txt"
@@ -310,7 +319,8 @@ mx_err mx_cold_cache_key(const char *dir, const char *file, mx_hash256 *out, mx_
 /* Removes everything below dir that belongs to the cache (`mtplx cache rm --all`). MX_E_INVALID:
  * the folder does not look like one (no marker file), nothing was removed. An absent or empty
  * folder is fine. Foreign names are left alone: then MX_OK, and the text says so. *n_files,
- * *n_bytes: what was removed. */
-mx_err mx_cold_remove_all(const char *dir, uint64_t *n_files, uint64_t *n_bytes, mx_errbuf *eb);
+ * *n_bytes: what was removed. key: as for the tools (cold_tools.h). */
+mx_err mx_cold_remove_all(const char *dir, const mx_hash256 *key, uint64_t *n_files,
+                          uint64_t *n_bytes, mx_errbuf *eb);
 
 #endif

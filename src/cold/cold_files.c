@@ -39,17 +39,12 @@ static ssize_t real_preadv(int fd, const struct iovec *iov, int n, long at)
     return preadv(fd, iov, n, (off_t)at);
 }
 
-const mx_cold_fileops mx_cold_real_fileops = {
-    .open = real_open,
-    .mkdir = real_mkdir,
-    .writev = writev,
-    .preadv = real_preadv,
-    .fsync = fsync,
-    .rename = renameat,
-    .unlink = unlinkat,
-    .utimens = real_utimens,
-    .statvfs = fstatvfs,
-};
+#define REAL_CALLS                                                                                 \
+    .open = real_open, .mkdir = real_mkdir, .writev = writev, .preadv = real_preadv, .fsync = fsync, \
+    .rename = renameat, .unlink = unlinkat, .utimens = real_utimens, .statvfs = fstatvfs
+
+const mx_cold_fileops mx_cold_real_fileops = {REAL_CALLS};
+const mx_cold_fileops mx_cold_shared_fileops = {REAL_CALLS, .accepts_others = true};
 
 mx_err mx_cold_errno(int e)
 {
@@ -121,21 +116,37 @@ void mx_cold_folder_close(mx_cold_folder *f)
 }
 
 /* Ours, and nobody else can write: otherwise what we read is not what we wrote. */
-static mx_err check_dir(int fd, const char *name, mx_errbuf *eb)
+static mx_err check_dir(const mx_cold_fileops *ops, int fd, const char *name, mx_errbuf *eb)
 {
+    static const char way_out[] = "--cache-key-file FILE authenticates every file in it, and uses it as "
+                                  "it is";
     struct stat st;
     if (fstat(fd, &st) != 0) {
         return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot look at the folder %s", name);
     }
+    if (ops->accepts_others) {
+        return MX_OK;
+    }
     if (st.st_uid != geteuid()) {
-        return mx_fail(eb, MX_E_DENIED, "the folder %s belongs to user %u, not to us", name,
-                       (unsigned)st.st_uid);
+        return mx_fail(eb, MX_E_DENIED, "the folder %s belongs to user %u, not to us; %s", name,
+                       (unsigned)st.st_uid, way_out);
     }
     if ((st.st_mode & 022) != 0) {
-        return mx_fail(eb, MX_E_DENIED, "others can write the folder %s (mode %o): chmod go-w it",
-                       name, (unsigned)st.st_mode & 07777);
+        return mx_fail(eb, MX_E_DENIED, "others can write the folder %s (mode %o): chmod go-w it; "
+                       "or %s", name, (unsigned)st.st_mode & 07777, way_out);
     }
     return MX_OK;
+}
+
+/* What is made in a folder that a group shares is the group's, too; what others may do with the folder
+ * stays without consequence: it is about conversations. Best effort. */
+static void share_with_group(const mx_cold_fileops *ops, int dir, int fd, mode_t group, mode_t own)
+{
+    struct stat st;
+    if (ops->accepts_others && fstat(dir, &st) == 0 && (st.st_mode & group) != 0) {
+        int rc = fchmod(fd, own | (st.st_mode & group));
+        (void)rc;
+    }
 }
 
 int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,
@@ -150,6 +161,9 @@ int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, b
             return -1;
         }
         fd = ops->open(parent, name, flags, 0);
+        if (fd >= 0 && parent != AT_FDCWD) {
+            share_with_group(ops, parent, fd, 02070, 0700);
+        }
         /* The new name must be durable before anything that is said to be durable lies below it. */
         if (fd >= 0 && parent != AT_FDCWD && ops->fsync(parent) != 0) {
             *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync the parent of %s",
@@ -164,7 +178,7 @@ int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, b
         mx_fail_errno(eb, *err, errno, "cannot open the folder %s", name);
         return -1;
     }
-    *err = check_dir(fd, name, eb);
+    *err = check_dir(ops, fd, name, eb);
     if (*err != MX_OK) {
         close(fd);
         return -1;
@@ -458,6 +472,9 @@ static int open_temp(mx_cold_folder *f, int dir, char name[MX_COLD_NAME_CAP])
         if (fd < 0 && errno != EEXIST) {
             break;
         }
+    }
+    if (fd >= 0) {
+        share_with_group(f->ops, dir, fd, 0060, 0600);
     }
     return fd;
 }

@@ -18,6 +18,8 @@
 
 /* The real system calls; what mx_cold_config.fileops = NULL means. */
 extern const mx_cold_fileops mx_cold_real_fileops;
+/* The same for folders that need not be ours alone. */
+extern const mx_cold_fileops mx_cold_shared_fileops;
 
 typedef struct mx_cold_folder {
     const mx_cold_fileops *ops;

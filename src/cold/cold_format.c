@@ -66,7 +66,9 @@ enum {
     S_ZERO_1 = 140,
     S_BUILD = 144,
     S_BODY_SUM = 176,
-    S_ZERO_2 = 192,
+    S_AUTH_KIND = 192,
+    S_AUTH_TAG = 196,
+    S_ZERO_2 = 228,
     S_HEADER_SUM = 240,
 };
 _Static_assert(S_HEADER_SUM + 16 == MX_DISK_MANIFEST_HEADER_BYTES, "the checksum ends the header");
@@ -100,6 +102,62 @@ static void put_common(uint8_t *h, const uint8_t magic[8], uint32_t header_bytes
     mx_put_le32(h + AT_VERSION, MX_DISK_VERSION);
     mx_put_le32(h + AT_HEADER_LENGTH, header_bytes);
     memcpy(h + AT_ROOT, root->b, 32);
+}
+
+/* ---- authenticity ---------------------------------------------------------------------------- */
+
+enum { AUTH_HEAD_MAX = MX_DISK_PAGE_HEADER_BYTES + 4 * MX_DISK_PAGE_TOKENS };
+
+/* Which header: where its kind, tag and checksum are, and how many bytes stand for all in front of
+ * the rest of the file (what is left out has to be zero). */
+typedef struct auth_place {
+    size_t kind_at, tag_at, sum_at, head_bytes;
+} auth_place;
+
+static const auth_place page_auth = {P_AUTH_KIND, P_AUTH_TAG, P_HEADER_SUM, AUTH_HEAD_MAX};
+static const auth_place manifest_auth = {S_AUTH_KIND, S_AUTH_TAG, S_HEADER_SUM,
+                                         MX_DISK_MANIFEST_HEADER_BYTES};
+
+/* HMAC-SHA-256 over the file, with zeros for the tag and for the checksum over it. */
+static bool make_tag(const auth_place *p, const uint8_t *head, const mx_hash256 *key,
+                     const uint8_t *rest, size_t n, mx_hash256 *tag)
+{
+    uint8_t copy[AUTH_HEAD_MAX];
+    memcpy(copy, head, p->head_bytes);
+    mx_put_le32(copy + p->kind_at, MX_DISK_AUTH_HMAC_SHA256);
+    memset(copy + p->tag_at, 0, sizeof tag->b);
+    memset(copy + p->sum_at, 0, 16);
+    return mx_hmac_sha256(key->b, sizeof key->b, copy, p->head_bytes, rest, n, tag);
+}
+
+static mx_err seal(const auth_place *p, uint8_t *head, const mx_hash256 *key, const uint8_t *rest,
+                   size_t n)
+{
+    mx_hash256 tag;
+    if (!make_tag(p, head, key, rest, n, &tag)) {
+        return MX_E_NOMEM;
+    }
+    mx_put_le32(head + p->kind_at, MX_DISK_AUTH_HMAC_SHA256);
+    memcpy(head + p->tag_at, tag.b, sizeof tag.b);
+    put_sum(head + p->sum_at, head, p->sum_at);
+    return MX_OK;
+}
+
+static mx_err authenticate(const auth_place *p, const uint8_t *head, const mx_hash256 *key,
+                           const uint8_t *rest, size_t n, mx_errbuf *eb)
+{
+    mx_hash256 tag;
+    if (mx_get_le32(head + p->kind_at) != MX_DISK_AUTH_HMAC_SHA256) {
+        return mx_fail(eb, MX_E_CORRUPT, "not authenticated");
+    }
+    if (!make_tag(p, head, key, rest, n, &tag)) {
+        return mx_fail(eb, MX_E_NOMEM, "no memory to authenticate a file");
+    }
+    uint8_t differs = 0; /* in constant time: how much of a guess is right is nobody's business */
+    for (size_t i = 0; i < sizeof tag.b; i++) {
+        differs |= (uint8_t)(tag.b[i] ^ head[p->tag_at + i]);
+    }
+    return differs == 0 ? MX_OK : mx_fail(eb, MX_E_CORRUPT, "authentication");
 }
 
 /* Magic, header checksum, version, features: in this order, so that damage is told from
@@ -183,6 +241,8 @@ void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT])
     mx_put_le64(out + P_RAW, p->payload_bytes);
     memcpy(out + P_STORED_SUM, p->stored_sum.b, 16);
     memcpy(out + P_RAW_SUM, p->payload_sum.b, 16);
+    mx_put_le32(out + P_AUTH_KIND, p->auth);
+    memcpy(out + P_AUTH_TAG, p->tag.b, 32);
     memcpy(out + P_BUILD, writer_build, sizeof writer_build);
     put_sum(out + P_HEADER_SUM, out, P_HEADER_SUM);
     for (uint32_t i = 0; i < p->n_tokens; i++) {
@@ -200,7 +260,8 @@ static mx_err check_page_features(const uint8_t *b, bool is_state, mx_errbuf *eb
     if (mx_get_le32(b + P_SCHEME) != MX_DISK_POSITIONS_PLAIN) {
         return mx_fail(eb, MX_E_UNSUPPORTED, "position scheme");
     }
-    if (mx_get_le32(b + P_AUTH_KIND) != 0 || mx_get_le32(b + P_CRYPT_KIND) != 0) {
+    if (mx_get_le32(b + P_AUTH_KIND) > MX_DISK_AUTH_HMAC_SHA256
+        || mx_get_le32(b + P_CRYPT_KIND) != 0) {
         return mx_fail(eb, MX_E_UNSUPPORTED, "authentication or encryption");
     }
     if (!is_zero(b + P_DIGEST, 32) || !is_zero(b + P_ADAPTER, 32)) {
@@ -225,7 +286,9 @@ static mx_err check_page_fields(const uint8_t *b, bool is_state, mx_errbuf *eb)
     uint32_t kind = is_state ? MX_DISK_KIND_STATE : MX_DISK_KIND_KV;
     uint64_t presence = is_state ? MX_DISK_PRESENT_RECURRENT : MX_DISK_PRESENT_KV;
     const char *bad = NULL;
-    if (!is_zero(b + P_ZERO_1, 4) || !is_zero(b + P_AUTH_TAG, P_BUILD - P_AUTH_TAG)
+    bool has_tag = mx_get_le32(b + P_AUTH_KIND) != MX_DISK_AUTH_NONE;
+    if (!is_zero(b + P_ZERO_1, 4) || (!has_tag && !is_zero(b + P_AUTH_TAG, 32))
+        || !is_zero(b + P_NONCE, P_BUILD - P_NONCE)
         || !is_zero(b + P_ZERO_2, P_HEADER_SUM - P_ZERO_2)) {
         bad = "zero field";
     } else if (mx_get_le32(b + P_KIND) != kind) {
@@ -275,6 +338,8 @@ static mx_err decode(mx_disk_page *p, bool is_state, const uint8_t *bytes, size_
     p->stored_bytes = mx_get_le64(bytes + P_STORED);
     memcpy(p->payload_sum.b, bytes + P_RAW_SUM, 16);
     memcpy(p->stored_sum.b, bytes + P_STORED_SUM, 16);
+    p->auth = mx_get_le32(bytes + P_AUTH_KIND);
+    memcpy(p->tag.b, bytes + P_AUTH_TAG, 32);
     for (uint32_t i = 0; i < p->n_tokens; i++) {
         p->tokens[i] = (int32_t)mx_get_le32(bytes + MX_DISK_PAGE_HEADER_BYTES + 4 * i);
     }
@@ -315,6 +380,18 @@ mx_err mx_disk_page_unpack(const mx_disk_page *p, mx_codec *codec, const uint8_t
     size_t n = (size_t)p->payload_bytes;
     MX_TRY(mx_codec_decode(codec, p->codec, stored, (size_t)p->stored_bytes, payload, n, eb));
     return sum_is(p->payload_sum.b, payload, n) ? MX_OK : mx_fail(eb, MX_E_CORRUPT, "raw checksum");
+}
+
+mx_err mx_disk_page_seal(uint8_t head[MX_DISK_PAYLOAD_AT], const mx_hash256 *key,
+                         const uint8_t *stored, size_t n)
+{
+    return seal(&page_auth, head, key, stored, n);
+}
+
+mx_err mx_disk_page_authenticate(const uint8_t head[MX_DISK_PAYLOAD_AT], const mx_hash256 *key,
+                                 const uint8_t *stored, size_t n, mx_errbuf *eb)
+{
+    return authenticate(&page_auth, head, key, stored, n, eb);
 }
 
 mx_err mx_disk_stored_bytes(const uint8_t header[MX_DISK_PAGE_HEADER_BYTES], uint64_t *n)
@@ -377,12 +454,32 @@ static bool are_turns(const uint8_t *b, uint64_t n, uint64_t n_tokens)
     return true;
 }
 
+mx_err mx_disk_manifest_seal(uint8_t *bytes, size_t n, const mx_hash256 *key)
+{
+    assert(n >= MX_DISK_MANIFEST_HEADER_BYTES);
+    return seal(&manifest_auth, bytes, key, bytes + MX_DISK_MANIFEST_HEADER_BYTES,
+                n - MX_DISK_MANIFEST_HEADER_BYTES);
+}
+
+mx_err mx_disk_manifest_authenticate(const uint8_t *bytes, size_t n, const mx_hash256 *key,
+                                     mx_errbuf *eb)
+{
+    assert(n >= MX_DISK_MANIFEST_HEADER_BYTES);
+    return authenticate(&manifest_auth, bytes, key, bytes + MX_DISK_MANIFEST_HEADER_BYTES,
+                        n - MX_DISK_MANIFEST_HEADER_BYTES, eb);
+}
+
 static mx_err check_manifest_fields(const uint8_t *b, size_t n, mx_errbuf *eb)
 {
     uint64_t n_pages = mx_get_le32(b + S_N_PAGES), n_states = mx_get_le32(b + S_N_STATES);
     uint64_t n_tokens = mx_get_le64(b + S_N_TOKENS), turns = mx_get_le64(b + S_TURNS);
     const char *bad = NULL;
-    if (!is_zero(b + S_ZERO_1, 4) || !is_zero(b + S_ZERO_2, S_HEADER_SUM - S_ZERO_2)) {
+    bool has_tag = mx_get_le32(b + S_AUTH_KIND) != MX_DISK_AUTH_NONE;
+    if (mx_get_le32(b + S_AUTH_KIND) > MX_DISK_AUTH_HMAC_SHA256) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "authentication");
+    }
+    if (!is_zero(b + S_ZERO_1, 4) || (!has_tag && !is_zero(b + S_AUTH_TAG, 32))
+        || !is_zero(b + S_ZERO_2, S_HEADER_SUM - S_ZERO_2)) {
         bad = "zero field";
     } else if (mx_get_le32(b + S_ENTRY_KIND) > MX_DISK_ENTRY_TURN) {
         bad = "entry kind";
@@ -423,6 +520,7 @@ mx_err mx_disk_manifest_decode(mx_disk_manifest *m, const uint8_t *bytes, size_t
     m->n_tokens = mx_get_le64(bytes + S_N_TOKENS);
     m->n_pages = mx_get_le32(bytes + S_N_PAGES);
     m->created_s = mx_get_le64(bytes + S_CREATED);
+    m->auth = mx_get_le32(bytes + S_AUTH_KIND);
     m->page_ids = (const mx_hash256 *)(bytes + MX_DISK_MANIFEST_HEADER_BYTES);
     m->n_states = mx_get_le32(bytes + S_N_STATES);
     m->state_ids = m->page_ids + m->n_pages;

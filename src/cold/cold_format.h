@@ -29,6 +29,8 @@ enum {
     MX_DISK_TYPE_F16 = 1,
     MX_DISK_TYPE_F32 = 2,
     MX_DISK_TYPE_Q8 = 3,
+    MX_DISK_AUTH_NONE = 0,
+    MX_DISK_AUTH_HMAC_SHA256 = 1,
     MX_DISK_ENTRY_PROMPT = 0,
     MX_DISK_ENTRY_TURN = 1,
     MX_DISK_MANIFEST_HEADER_BYTES = 256,
@@ -53,6 +55,8 @@ typedef struct mx_disk_page {
     uint32_t codec;           /* MX_CODEC_NONE: as it is; else of stored_bytes < payload_bytes */
     uint64_t stored_bytes;
     mx_hash128 stored_sum;
+    uint32_t auth;            /* MX_DISK_AUTH_*; the tag is looked at by mx_disk_page_authenticate */
+    mx_hash256 tag;
     int32_t tokens[MX_DISK_PAGE_TOKENS]; /* [n_tokens], the rest zero */
 } mx_disk_page;
 
@@ -69,6 +73,13 @@ mx_err mx_disk_page_verify(const mx_disk_page *p, const uint8_t *stored, size_t 
 /* And of a compressed one, after mx_disk_page_verify: decompresses it into p->payload_bytes bytes. */
 mx_err mx_disk_page_unpack(const mx_disk_page *p, mx_codec *codec, const uint8_t *stored,
                            uint8_t *payload, mx_errbuf *eb);
+
+/* Puts a tag over header, token ids and stored payload into encoded bytes. MX_E_NOMEM. */
+mx_err mx_disk_page_seal(uint8_t head[MX_DISK_PAYLOAD_AT], const mx_hash256 *key,
+                         const uint8_t *stored, size_t n);
+/* Of decoded ones: made by somebody who has the key? Else MX_E_CORRUPT, or MX_E_NOMEM. */
+mx_err mx_disk_page_authenticate(const uint8_t head[MX_DISK_PAYLOAD_AT], const mx_hash256 *key,
+                                 const uint8_t *stored, size_t n, mx_errbuf *eb);
 
 /* The length of the payload in the file that begins with these bytes, of which nothing but the header
  * checksum was looked at. MX_E_CORRUPT: that is wrong. */
@@ -93,10 +104,15 @@ typedef struct mx_disk_manifest {
     const uint8_t *turns;         /* [n_turns][MX_DISK_TURN_BYTES] mx_turn_decode; likewise */
     uint32_t n_turns;
     uint64_t created_s;
+    uint32_t auth;                /* MX_DISK_AUTH_*, decoded only */
 } mx_disk_manifest;
 
 /* Appends the whole file to *out (whose `failed` tells of a lack of memory). */
 void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m);
+/* As for pages, over the whole file. */
+mx_err mx_disk_manifest_seal(uint8_t *bytes, size_t n, const mx_hash256 *key);
+mx_err mx_disk_manifest_authenticate(const uint8_t *bytes, size_t n, const mx_hash256 *key,
+                                     mx_errbuf *eb);
 mx_err mx_disk_manifest_decode(mx_disk_manifest *m, const uint8_t *bytes, size_t n, mx_errbuf *eb);
 
 #endif

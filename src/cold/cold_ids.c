@@ -64,7 +64,8 @@ mx_err mx_cold_read_ids(mx_cold *c, mx_cold_job *job)
     mx_disk_manifest m;
     uint8_t *copy;
     mx_cold_session_name(&job->page_id, name);
-    mx_err err = mx_cold_read_manifest(f->ops, f->sessions_fd, name, &job->page_id, &m, &copy, &eb);
+    mx_err err = mx_cold_read_manifest(f->ops, f->sessions_fd, name, &job->page_id,
+                                       mx_cold_auth_key(c), true, &m, &copy, &eb);
     if (err == MX_E_CORRUPT) {
         if (mx_cold_quarantine(f, f->sessions_fd, name, eb.text)) {
             mx_cold_quarantined(c);

@@ -110,3 +110,13 @@ mx_err mx_cold_cache_key(const char *dir, const char *file, mx_hash256 *out, mx_
     mx_cold_folder_close(&f);
     return err;
 }
+
+mx_err mx_cold_derive_keys(const mx_hash256 *cache_key, mx_hash256 *object, mx_hash256 *root)
+{
+    static const char object_name[] = "mtplx object key v1", root_name[] = "mtplx root key v1";
+    bool ok = mx_hmac_sha256(cache_key->b, sizeof cache_key->b, object_name, sizeof object_name,
+                             "", 0, object)
+              && mx_hmac_sha256(cache_key->b, sizeof cache_key->b, root_name, sizeof root_name,
+                                "", 0, root);
+    return ok ? MX_OK : MX_E_NOMEM;
+}

@@ -23,8 +23,8 @@ static mx_err read_open(const mx_cold_fileops *ops, int fd, uint64_t bytes, uint
 }
 
 mx_err mx_cold_read_manifest(const mx_cold_fileops *ops, int dir, const char *name,
-                             const mx_hash256 *id, mx_disk_manifest *m, uint8_t **copy,
-                             mx_errbuf *eb)
+                             const mx_hash256 *id, const mx_hash256 *key, bool needs_tag,
+                             mx_disk_manifest *m, uint8_t **copy, mx_errbuf *eb)
 {
     int fd = -1;
     uint64_t bytes = 0;
@@ -34,6 +34,9 @@ mx_err mx_cold_read_manifest(const mx_cold_fileops *ops, int dir, const char *na
     close(fd);
     if (err == MX_OK) {
         err = mx_disk_manifest_decode(m, *copy, (size_t)bytes, eb);
+    }
+    if (err == MX_OK && key != NULL && (needs_tag || m->auth != MX_DISK_AUTH_NONE)) {
+        err = mx_disk_manifest_authenticate(*copy, (size_t)bytes, key, eb);
     }
     if (err == MX_OK && !mx_hash256_eq(&m->page_ids[m->n_pages - 1], id)) {
         err = mx_fail(eb, MX_E_CORRUPT, "the name is not the last page");

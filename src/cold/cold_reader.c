@@ -109,6 +109,9 @@ static mx_err load_open(const mx_cold *c, const mx_cold_folder *f, int fd, uint6
         return MX_OK;
     }
     MX_TRY(mx_disk_page_verify(page, stored, stored_bytes, eb));
+    if (c->has_auth_key) {
+        MX_TRY(mx_disk_page_authenticate(s->head, &c->auth_key, stored, stored_bytes, eb));
+    }
     return page->codec == MX_CODEC_NONE
                ? MX_OK
                : mx_disk_page_unpack(page, &s->codec, stored, payload, eb);
@@ -130,6 +133,9 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
         close(dir);
     }
     bool is_open = fd >= 0;
+    if (err == MX_E_DENIED && f->ops->accepts_others) {
+        err = MX_E_NOT_FOUND; /* another user's, for himself */
+    }
     if (is_open) {
         err = load_open(c, f, fd, bytes, want, s, payload, page, &eb);
         close(fd);

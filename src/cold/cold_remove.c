@@ -21,6 +21,7 @@ typedef struct removal {
     uint64_t n_files, n_bytes, n_foreign;
     mx_err err;
     mx_errbuf *eb;
+    const mx_cold_fileops *ops;
 } removal;
 
 /* What may be in a folder, and what is in the folders below. */
@@ -173,7 +174,7 @@ static void remove_name(removal *r, int dir, const char *name, const name_rule *
     } else if (S_ISDIR(st.st_mode) && rule->is_folder != NULL && rule->is_folder(name)
                && depth < 5) {
         mx_err err;
-        int fd = mx_cold_open_dir(&mx_cold_real_fileops, dir, name, false, &err, r->eb);
+        int fd = mx_cold_open_dir(r->ops, dir, name, false, &err, r->eb);
         if (fd < 0) {
             r->err = r->err == MX_OK ? err : r->err;
             return;
@@ -221,12 +222,13 @@ static bool has_marker(int dir)
     return has;
 }
 
-mx_err mx_cold_remove_all(const char *dir, uint64_t *n_files, uint64_t *n_bytes, mx_errbuf *eb)
+mx_err mx_cold_remove_all(const char *dir, const mx_hash256 *key, uint64_t *n_files, uint64_t *n_bytes, mx_errbuf *eb)
 {
-    removal r = {.eb = eb};
+    const mx_cold_fileops *ops = key != NULL ? &mx_cold_shared_fileops : &mx_cold_real_fileops;
+    removal r = {.eb = eb, .ops = ops};
     *n_files = *n_bytes = 0;
     mx_err err;
-    int fd = mx_cold_open_dir(&mx_cold_real_fileops, AT_FDCWD, dir, false, &err, eb);
+    int fd = mx_cold_open_dir(ops, AT_FDCWD, dir, false, &err, eb);
     if (fd < 0) {
         return err == MX_E_NOT_FOUND ? MX_OK : err;
     }

@@ -45,6 +45,9 @@ struct mx_cold {
     mx_kv_shape shape;
     mx_cold_mode mode;
     uint32_t codec;             /* of the pages that are written */
+    bool has_auth_key;
+    mx_hash256 auth_key;
+    mx_cold_fileops shared_ops; /* tuning.fileops then: those of the configuration, and it accepts others */
     char *dir, *model_json;
     mx_hash256 root;
     size_t queue_bytes_max, page_bytes;
@@ -157,6 +160,11 @@ typedef struct mx_cold_want {
     uint32_t n_tokens;          /* 0 = not known */
     uint64_t first_position;    /* checked when root is given */
 } mx_cold_want;
+
+MX_INLINE const mx_hash256 *mx_cold_auth_key(const mx_cold *c)
+{
+    return c->has_auth_key ? &c->auth_key : NULL;
+}
 
 /* Payload bytes of an object with n_tokens tokens. */
 MX_INLINE size_t mx_cold_object_bytes(const mx_cold *c, mx_cold_object o, uint32_t n_tokens)

@@ -28,7 +28,8 @@ static void load_manifest(mx_sweep *s, const mx_swept_file *e)
     mx_errbuf eb;
     uint8_t *copy;
     mx_disk_manifest m;
-    mx_err err = mx_cold_read_manifest(s->f->ops, s->f->sessions_fd, name, &e->id, &m, &copy, &eb);
+    mx_err err = mx_cold_read_manifest(s->f->ops, s->f->sessions_fd, name, &e->id,
+                                       mx_cold_auth_key(c), true, &m, &copy, &eb);
     if (err == MX_OK) {
         err = mx_cold_learn_manifest(c, &m);
     }

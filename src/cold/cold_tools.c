@@ -21,14 +21,23 @@
 #include "cold/cold_manifest.h"
 #include "cold/cold_sweep.h"
 
+/* How the folder may be used: ours alone, or with a key. */
+typedef struct trust {
+    const mx_cold_fileops *ops;
+    const mx_hash256 *key; /* or NULL */
+    bool needs_tag;        /* others can write it: what has no tag is not ours */
+} trust;
+
 /* An open model folder. */
 typedef struct model_dir {
     char name[65];
     int fd;
+    trust trust;
 } model_dir;
 
 typedef struct opened {
     int top, v1, lock; /* -1 = closed */
+    trust trust;
 } opened;
 
 static void close_all(opened *o)
@@ -43,10 +52,10 @@ static void close_all(opened *o)
 }
 
 /* Nothing but what a server makes before it writes for the first time: the key, the marker's draft. */
-static bool is_new(int top)
+static bool is_new(const mx_cold_fileops *ops, int top)
 {
     mx_err err;
-    int fd = mx_cold_open_dir(&mx_cold_real_fileops, top, ".", false, &err, NULL);
+    int fd = mx_cold_open_dir(ops, top, ".", false, &err, NULL);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (d == NULL) {
         if (fd >= 0) {
@@ -84,24 +93,29 @@ static mx_err take_lock(int fd, const char *dir, uint32_t wait_ms, mx_errbuf *eb
 
 /* MX_E_NOT_FOUND: nothing is there. MX_E_INVALID: only other files. With `lock` other removers are
  * kept out; MX_E_BUSY: one of them has the lock. */
-static mx_err open_all(opened *o, const char *dir, bool lock, uint32_t wait_ms, mx_errbuf *eb)
+static mx_err open_all(opened *o, const char *dir, const mx_hash256 *key, bool lock,
+                       uint32_t wait_ms, mx_errbuf *eb)
 {
-    *o = (opened){-1, -1, -1};
+    *o = (opened){-1, -1, -1, {&mx_cold_real_fileops, key, false}};
     mx_fail(eb, MX_OK, "%s", "");
     mx_err err;
     struct stat st;
-    o->top = mx_cold_open_dir(&mx_cold_real_fileops, AT_FDCWD, dir, false, &err, eb);
+    o->top = mx_cold_open_dir(o->trust.ops, AT_FDCWD, dir, false, &err, eb);
+    if (o->top < 0 && err == MX_E_DENIED && key != NULL) {
+        o->trust = (trust){&mx_cold_shared_fileops, key, true};
+        o->top = mx_cold_open_dir(o->trust.ops, AT_FDCWD, dir, false, &err, eb);
+    }
     if (o->top < 0) {
         return err;
     }
     if (fstatat(o->top, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (is_new(o->top)) {
+        if (is_new(o->trust.ops, o->top)) {
             return MX_E_NOT_FOUND;
         }
         return mx_fail(eb, MX_E_INVALID, "%s has no file %s, so it is not a session cache", dir,
                        MX_COLD_MARKER_NAME);
     }
-    o->v1 = mx_cold_open_dir(&mx_cold_real_fileops, o->top, "v1", false, &err, eb);
+    o->v1 = mx_cold_open_dir(o->trust.ops, o->top, "v1", false, &err, eb);
     if (o->v1 < 0) {
         return err;
     }
@@ -120,10 +134,10 @@ static mx_err open_all(opened *o, const char *dir, bool lock, uint32_t wait_ms, 
 
 typedef mx_err name_fn(void *arg, int dir, const char *name);
 
-static mx_err each_name(int parent, const char *folder, name_fn *fn, void *arg)
+static mx_err each_name(const trust *t, int parent, const char *folder, name_fn *fn, void *arg)
 {
     mx_err err;
-    int fd = mx_cold_open_dir(&mx_cold_real_fileops, parent, folder, false, &err, NULL);
+    int fd = mx_cold_open_dir(t->ops, parent, folder, false, &err, NULL);
     if (fd < 0) {
         return err == MX_E_NOT_FOUND ? MX_OK : err;
     }
@@ -156,6 +170,7 @@ static bool has_suffix(const char *name, const char *suffix, mx_hash256 *id)
 }
 
 typedef struct model_walk {
+    const trust *trust;
     const char *only; /* NULL = all */
     mx_err (*fn)(void *arg, const model_dir *m);
     void *arg;
@@ -169,7 +184,8 @@ static mx_err visit_model(void *arg, int v1, const char *name)
     if (!has_suffix(name, "", &id) || (w->only != NULL && strcmp(w->only, name) != 0)) {
         return MX_OK;
     }
-    model_dir m = {.fd = mx_cold_open_dir(&mx_cold_real_fileops, v1, name, false, &err, NULL)};
+    model_dir m = {.fd = mx_cold_open_dir(w->trust->ops, v1, name, false, &err, NULL),
+                   .trust = *w->trust};
     if (m.fd < 0) {
         return err == MX_E_DENIED || err == MX_E_NOT_FOUND ? MX_OK : err; /* somebody else's */
     }
@@ -182,16 +198,16 @@ static mx_err visit_model(void *arg, int v1, const char *name)
 static mx_err each_model(const opened *o, const char *only, mx_err (*fn)(void *, const model_dir *),
                          void *arg)
 {
-    model_walk w = {only, fn, arg};
-    return each_name(o->v1, ".", visit_model, &w);
+    model_walk w = {&o->trust, only, fn, arg};
+    return each_name(&o->trust, o->v1, ".", visit_model, &w);
 }
 
 /* ---- manifests ------------------------------------------------------------------------------- */
 
-static mx_err read_manifest(int dir, const char *name, const mx_hash256 *id, mx_disk_manifest *m,
-                            uint8_t **copy, mx_errbuf *eb)
+static mx_err read_manifest(const trust *t, int dir, const char *name, const mx_hash256 *id,
+                            mx_disk_manifest *m, uint8_t **copy, mx_errbuf *eb)
 {
-    return mx_cold_read_manifest(&mx_cold_real_fileops, dir, name, id, m, copy, eb);
+    return mx_cold_read_manifest(t->ops, dir, name, id, t->key, t->needs_tag, m, copy, eb);
 }
 
 static const char *folder_of(mx_cold_object o)
@@ -223,7 +239,7 @@ static mx_err list_one(void *arg, int dir, const char *name)
     mx_errbuf eb;
     if (l->is_over || !has_suffix(name, ".session", &id)
         || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0
-        || read_manifest(dir, name, &id, &m, &copy, &eb) != MX_OK)
+        || read_manifest(&l->model->trust, dir, name, &id, &m, &copy, &eb) != MX_OK)
     {
         return MX_OK;
     }
@@ -261,7 +277,7 @@ static mx_err list_model(void *arg, const model_dir *m)
 {
     listing *l = arg;
     l->model = m;
-    return each_name(m->fd, "sessions", list_one, l);
+    return each_name(&m->trust, m->fd, "sessions", list_one, l);
 }
 
 /* What failed below the folder has no text of its own. */
@@ -275,12 +291,12 @@ static mx_err done(opened *o, mx_err err, const char *dir, mx_errbuf *eb)
                                                mx_err_name(err));
 }
 
-mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, void *arg,
-                    mx_errbuf *eb)
+mx_err mx_cold_list(const char *dir, const mx_hash256 *key, const char *folder,
+                    mx_cold_entry_fn *fn, void *arg, mx_errbuf *eb)
 {
     opened o;
     listing l = {.fn = fn, .arg = arg};
-    mx_err err = open_all(&o, dir, false, 0, eb);
+    mx_err err = open_all(&o, dir, key, false, 0, eb);
     if (err == MX_OK) {
         err = each_model(&o, folder, list_model, &l);
     }
@@ -332,7 +348,7 @@ static void judge(checking *c, int dir, const char *name, mx_err err, const mx_e
     if (c->quarantine && err == MX_E_CORRUPT) {
         mx_cold_folder f;
         mx_hash256 root = {{0}};
-        mx_cold_folder_init(&f, &mx_cold_real_fileops, "", &root, false);
+        mx_cold_folder_init(&f, c->model->trust.ops, "", &root, false);
         f.root_fd = c->model->fd; /* lent */
         c->out->n_moved += mx_cold_quarantine(&f, dir, name, eb->text);
     }
@@ -353,7 +369,11 @@ static mx_err check_bytes(checking *c, const mx_hash256 *id, const uint8_t *byte
         return mx_fail(eb, MX_E_CORRUPT, "size");
     }
     const uint8_t *stored = bytes + MX_DISK_PAYLOAD_AT;
+    const trust *t = &c->model->trust;
     MX_TRY(mx_disk_page_verify(&page, stored, n - MX_DISK_PAYLOAD_AT, eb));
+    if (t->key != NULL && (t->needs_tag || page.auth != MX_DISK_AUTH_NONE)) {
+        MX_TRY(mx_disk_page_authenticate(bytes, t->key, stored, n - MX_DISK_PAYLOAD_AT, eb));
+    }
     if (page.codec == MX_CODEC_NONE) {
         return MX_OK;
     }
@@ -377,7 +397,7 @@ static mx_err check_object(void *arg, int dir, const char *name)
     {
         return MX_OK;
     }
-    mx_err err = mx_cold_open_file(&mx_cold_real_fileops, dir, name, &fd, &n, &eb);
+    mx_err err = mx_cold_open_file(c->model->trust.ops, dir, name, &fd, &n, &eb);
     if (err == MX_OK && (n < MX_DISK_PAYLOAD_AT || n > MAX_OBJECT_BYTES)) {
         err = mx_fail(&eb, MX_E_CORRUPT, "size");
     }
@@ -389,7 +409,7 @@ static mx_err check_object(void *arg, int dir, const char *name)
     c->bytes = bytes;
     if (err == MX_OK) {
         struct iovec iov = {c->bytes, (size_t)n};
-        err = mx_cold_read_all(&mx_cold_real_fileops, fd, &iov, 1, &eb);
+        err = mx_cold_read_all(c->model->trust.ops, fd, &iov, 1, &eb);
     }
     if (err == MX_OK) {
         err = check_bytes(c, &id, c->bytes, (size_t)n, &eb);
@@ -410,7 +430,7 @@ static mx_err check_xx(void *arg, int dir, const char *name)
         return MX_OK;
     }
     snprintf(c->folder, sizeof c->folder, "%s/%s", folder_of(c->object), name);
-    return each_name(dir, name, check_object, c);
+    return each_name(&c->model->trust, dir, name, check_object, c);
 }
 
 static mx_err check_manifest(void *arg, int dir, const char *name)
@@ -424,7 +444,7 @@ static mx_err check_manifest(void *arg, int dir, const char *name)
     if (!has_suffix(name, ".session", &id) || (c->only != NULL && !mx_hash256_eq(c->only, &id))) {
         return MX_OK;
     }
-    mx_err err = read_manifest(dir, name, &id, &m, &copy, &eb);
+    mx_err err = read_manifest(&c->model->trust, dir, name, &id, &m, &copy, &eb);
     c->out->n_files++;
     c->out->n_bytes +=
         fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (uint64_t)st.st_size : 0;
@@ -449,12 +469,12 @@ static mx_err check_model(void *arg, const model_dir *m)
     checking *c = arg;
     c->model = m;
     snprintf(c->folder, sizeof c->folder, "sessions");
-    MX_TRY(each_name(m->fd, "sessions", check_manifest, c));
+    MX_TRY(each_name(&m->trust, m->fd, "sessions", check_manifest, c));
     c->object = MX_COLD_PAGE;
-    mx_err err = each_name(m->fd, "pages", check_xx, c);
+    mx_err err = each_name(&m->trust, m->fd, "pages", check_xx, c);
     if (err == MX_OK) {
         c->object = MX_COLD_STATE;
-        err = each_name(m->fd, "states", check_xx, c);
+        err = each_name(&m->trust, m->fd, "states", check_xx, c);
     }
     mx_free(c->ids);
     c->ids = NULL;
@@ -462,13 +482,13 @@ static mx_err check_model(void *arg, const model_dir *m)
     return err;
 }
 
-mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx_cold_bad_fn *fn,
-                      void *arg, mx_cold_counts *out, mx_errbuf *eb)
+mx_err mx_cold_verify(const char *dir, const mx_hash256 *key, const mx_hash256 *id, bool quarantine,
+                      mx_cold_bad_fn *fn, void *arg, mx_cold_counts *out, mx_errbuf *eb)
 {
     opened o;
     *out = (mx_cold_counts){0};
     checking c = {.only = id, .quarantine = quarantine, .fn = fn, .arg = arg, .out = out};
-    mx_err err = open_all(&o, dir, quarantine, MX_COLD_WAIT_FOREVER, eb);
+    mx_err err = open_all(&o, dir, key, quarantine, MX_COLD_WAIT_FOREVER, eb);
     if (err == MX_OK) {
         err = each_model(&o, NULL, check_model, &c);
     }
@@ -500,6 +520,7 @@ typedef struct kept {
     const mx_hash256 *but;
     mx_hash256 *ids; /* [n] */
     size_t n, cap;
+    const trust *trust;
     mx_errbuf *eb;
 } kept;
 
@@ -513,7 +534,7 @@ static mx_err keep_objects(void *arg, int dir, const char *name)
     if (!has_suffix(name, ".session", &id) || mx_hash256_eq(&id, k->but)) {
         return MX_OK;
     }
-    mx_err err = read_manifest(dir, name, &id, &m, &copy, &eb);
+    mx_err err = read_manifest(k->trust, dir, name, &id, &m, &copy, &eb);
     if (err == MX_E_CORRUPT || err == MX_E_NOT_FOUND) {
         return MX_OK; /* it keeps nothing */
     }
@@ -543,8 +564,8 @@ static mx_err remove_any(void *arg, int dir, const char *name)
 
 static mx_err remove_damaged(const model_dir *model, mx_cold_counts *out)
 {
-    MX_TRY(each_name(model->fd, "quarantine", remove_any, out));
-    return each_name(model->fd, "trash", remove_any, out);
+    MX_TRY(each_name(&model->trust, model->fd, "quarantine", remove_any, out));
+    return each_name(&model->trust, model->fd, "trash", remove_any, out);
 }
 
 typedef struct removal {
@@ -587,12 +608,14 @@ static mx_err remove_from(void *arg, const model_dir *model)
         return MX_OK;
     }
     r->was_found = true;
-    kept k = {.but = r->id, .eb = r->eb};
-    mx_err err = has_manifest ? read_manifest(model->fd, path, r->id, &m, &copy, r->eb) : MX_OK;
+    kept k = {.but = r->id, .trust = &model->trust, .eb = r->eb};
+    mx_err err = has_manifest ? read_manifest(&model->trust, model->fd, path, r->id, &m, &copy,
+                                              r->eb)
+                              : MX_OK;
     if (err != MX_OK && err != MX_E_CORRUPT) {
         return err;
     }
-    err = each_name(model->fd, "sessions", keep_objects, &k);
+    err = each_name(&model->trust, model->fd, "sessions", keep_objects, &k);
     if (err == MX_OK) {
         /* The manifest first: a removal that is interrupted leaves pages, which age, and no promise. */
         remove_file(model->fd, path, r->out);
@@ -612,14 +635,14 @@ static mx_err remove_from(void *arg, const model_dir *model)
     return err;
 }
 
-mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
-                            const mx_cold_names *also, uint32_t wait_ms, mx_cold_counts *out,
-                            mx_errbuf *eb)
+mx_err mx_cold_remove_entry(const char *dir, const mx_hash256 *key, const char *folder,
+                            const mx_hash256 *id, const mx_cold_names *also, uint32_t wait_ms,
+                            mx_cold_counts *out, mx_errbuf *eb)
 {
     opened o;
     *out = (mx_cold_counts){0};
     removal r = {.id = id, .also = also, .out = out, .eb = eb};
-    mx_err err = open_all(&o, dir, true, wait_ms, eb);
+    mx_err err = open_all(&o, dir, key, true, wait_ms, eb);
     if (err == MX_OK) {
         err = each_model(&o, folder, remove_from, &r);
     }
@@ -641,14 +664,14 @@ typedef struct tool_sweep {
     bool *marked; /* [s.n_files] */
 } tool_sweep;
 
-static mx_err begin_sweep(tool_sweep *t, const char *dir, const char *only_root, uint32_t wait_ms,
-                          mx_errbuf *eb)
+static mx_err begin_sweep(tool_sweep *t, const char *dir, const mx_hash256 *key,
+                          const char *only_root, uint32_t wait_ms, mx_errbuf *eb)
 {
     enum { ORPHAN_AGE_S = 3600 };
     static const mx_hash256 no_root;
-    *t = (tool_sweep){.o = {-1, -1, -1}};
-    MX_TRY(open_all(&t->o, dir, true, wait_ms, eb));
-    mx_cold_folder_init(&t->folder, &mx_cold_real_fileops, dir, &no_root, false);
+    *t = (tool_sweep){.o = {.top = -1, .v1 = -1, .lock = -1}};
+    MX_TRY(open_all(&t->o, dir, key, true, wait_ms, eb));
+    mx_cold_folder_init(&t->folder, t->o.trust.ops, dir, &no_root, false);
     t->folder.v1_fd = t->o.v1; /* lent */
     t->s = (mx_sweep){.f = &t->folder,
                       .orphan_age_s = ORPHAN_AGE_S,
@@ -672,11 +695,11 @@ static mx_err end_sweep(tool_sweep *t, mx_err err, mx_cold_counts *out, const ch
     return done(&t->o, err, dir, eb);
 }
 
-mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
-                  mx_errbuf *eb)
+mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, uint64_t ttl_s,
+                  mx_cold_counts *out, mx_errbuf *eb)
 {
     tool_sweep t;
-    mx_err err = begin_sweep(&t, dir, NULL, MX_COLD_WAIT_FOREVER, eb);
+    mx_err err = begin_sweep(&t, dir, key, NULL, MX_COLD_WAIT_FOREVER, eb);
     if (err == MX_OK) {
         t.s.ttl_s = (int64_t)(ttl_s < INT64_MAX ? ttl_s : INT64_MAX);
         mx_sweep_mark_leftovers(&t.s, t.marked);
@@ -689,11 +712,11 @@ mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_c
     return end_sweep(&t, err, out, dir, eb);
 }
 
-mx_err mx_cold_remove_folder(const char *dir, const char *folder, uint32_t wait_ms,
-                             mx_cold_counts *out, mx_errbuf *eb)
+mx_err mx_cold_remove_folder(const char *dir, const mx_hash256 *key, const char *folder,
+                             uint32_t wait_ms, mx_cold_counts *out, mx_errbuf *eb)
 {
     tool_sweep t;
-    mx_err err = begin_sweep(&t, dir, folder, wait_ms, eb);
+    mx_err err = begin_sweep(&t, dir, key, folder, wait_ms, eb);
     if (err == MX_OK) {
         mx_sweep_mark_leftovers(&t.s, t.marked);
         for (size_t i = 0; i < t.s.n_files; i++) {

@@ -11,6 +11,10 @@
 
 #include "cold/cold.h"
 
+/* key: NULL, or that with which the files of the folder are authenticated (`object` of
+ * mx_cold_derive_keys): then what has no tag of it counts as damaged, and the folder need not be ours
+ * alone. */
+
 /* A conversation's point on disk: one manifest and the pages that it names. */
 typedef struct mx_cold_entry {
     char folder[65];       /* hex name of the model's folder */
@@ -28,8 +32,8 @@ typedef bool mx_cold_entry_fn(void *arg, const mx_cold_entry *e);
 
 /* Calls fn for each sound manifest; of one model's folder (64 hex digits), or NULL = all. A folder
  * that is not there is empty. MX_E_INVALID: not a cache folder (no marker). */
-mx_err mx_cold_list(const char *dir, const char *folder, mx_cold_entry_fn *fn, void *arg,
-                    mx_errbuf *eb);
+mx_err mx_cold_list(const char *dir, const mx_hash256 *key, const char *folder,
+                    mx_cold_entry_fn *fn, void *arg, mx_errbuf *eb);
 
 typedef struct mx_cold_counts {
     uint64_t n_files, n_bytes;   /* looked at, or removed */
@@ -41,14 +45,14 @@ typedef struct mx_cold_counts {
  * a request knows). fn is told of each file that is not sound. With quarantine they are moved there.
  * id: only that manifest and its pages. */
 typedef void mx_cold_bad_fn(void *arg, const char *path, const char *reason);
-mx_err mx_cold_verify(const char *dir, const mx_hash256 *id, bool quarantine, mx_cold_bad_fn *fn,
-                      void *arg, mx_cold_counts *out, mx_errbuf *eb);
+mx_err mx_cold_verify(const char *dir, const mx_hash256 *key, const mx_hash256 *id, bool quarantine,
+                      mx_cold_bad_fn *fn, void *arg, mx_cold_counts *out, mx_errbuf *eb);
 
 /* Removes leftovers, with ttl_s > 0 what nobody has used for so long, and then the oldest files until
  * at most max_bytes are left: by the rules of a server's sweep, but at any age, and without what only
  * that knows (docs/file-format.md, section 6). When not all of the folder can be seen, nothing goes. */
-mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_counts *out,
-                  mx_errbuf *eb);
+mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, uint64_t ttl_s,
+                  mx_cold_counts *out, mx_errbuf *eb);
 
 #define MX_COLD_WAIT_FOREVER UINT32_MAX
 
@@ -56,11 +60,11 @@ mx_err mx_cold_gc(const char *dir, uint64_t max_bytes, uint64_t ttl_s, mx_cold_c
  * names those that no other manifest names; and the damaged files of that folder, for some of them
  * may be this entry's. MX_E_NOT_FOUND: there is no such manifest, and `also` names nothing.
  * MX_E_BUSY: somebody else has held gc.lock for wait_ms; nothing was removed. */
-mx_err mx_cold_remove_entry(const char *dir, const char *folder, const mx_hash256 *id,
-                            const mx_cold_names *also, uint32_t wait_ms, mx_cold_counts *out,
-                            mx_errbuf *eb);
+mx_err mx_cold_remove_entry(const char *dir, const mx_hash256 *key, const char *folder,
+                            const mx_hash256 *id, const mx_cold_names *also, uint32_t wait_ms,
+                            mx_cold_counts *out, mx_errbuf *eb);
 /* Removes all that one model's folder holds. MX_OK also when it is not there; MX_E_BUSY as above. */
-mx_err mx_cold_remove_folder(const char *dir, const char *folder, uint32_t wait_ms,
-                             mx_cold_counts *out, mx_errbuf *eb);
+mx_err mx_cold_remove_folder(const char *dir, const mx_hash256 *key, const char *folder,
+                             uint32_t wait_ms, mx_cold_counts *out, mx_errbuf *eb);
 
 #endif

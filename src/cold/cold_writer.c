@@ -112,7 +112,7 @@ static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const ch
     mx_cold_folder *f = &c->writer_folder;
     bool is_state = object_of(job) == MX_COLD_STATE;
     mx_err err = mx_cold_touch(f, dir, name, mx_cold_wall_ns());
-    if (err != MX_OK) {
+    if (err != MX_OK && !(err == MX_E_DENIED && f->ops->accepts_others)) { /* another user's */
         return err == MX_E_NOT_FOUND ? err : mx_fail(eb, err, "cannot touch a page");
     }
     if (is_state ? !mx_cold_state_exists(c, f, &job->page_id)
@@ -169,6 +169,9 @@ static mx_err write_payload(mx_cold *c, const mx_cold_job *job, const uint8_t *p
     *n_stored = (size_t)page.stored_bytes;
     memcpy(page.tokens, job->tokens, n * sizeof page.tokens[0]);
     mx_disk_page_encode(&page, s->head);
+    if (c->has_auth_key) {
+        MX_TRY(mx_disk_page_seal(s->head, &c->auth_key, stored, *n_stored));
+    }
     struct iovec iov[2] = {{s->head, MX_DISK_PAYLOAD_AT},
                            {(void *)(uintptr_t)stored, (size_t)page.stored_bytes}};
     return mx_cold_write_file(f, dir, name, iov, 2, eb);
@@ -381,6 +384,9 @@ static mx_err put_manifest(mx_cold *c, const mx_disk_manifest *m, mx_errbuf *eb)
     mx_buf bytes = {0};
     mx_disk_manifest_encode(&bytes, m);
     mx_err err = bytes.failed ? MX_E_NOMEM : check_room(c, bytes.len, eb);
+    if (err == MX_OK && c->has_auth_key) {
+        err = mx_disk_manifest_seal((uint8_t *)bytes.ptr, bytes.len, &c->auth_key);
+    }
     if (err == MX_OK) {
         struct stat st;
         make_way(c, f->sessions_fd, name, S_IFREG);

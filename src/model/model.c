@@ -142,6 +142,8 @@ static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *o
     }
     if (m->pool != NULL) {
         MX_TRY(load_fingerprint(m, g, opt->fingerprint_cache_dir, eb));
+        m->has_root_key = opt->root_key != NULL;
+        m->root_key = opt->root_key != NULL ? *opt->root_key : m->root_key;
     }
     MX_TRY(mx_weights_load(&m->w, &m->bp, g, m->pool, eb));
     if (m->pool != NULL) {
@@ -257,6 +259,16 @@ static uint32_t root_kv_type(mx_kv_type type)
     return type == MX_KV_F16 ? 1 : type == MX_KV_F32 ? 2 : 3;
 }
 
+static mx_hash256 keyed_root(const mx_hash256 *root, const mx_hash256 *key)
+{
+    static const char tag[16] = "mtplx keyed";
+    uint8_t bytes[sizeof tag + 32 + 32];
+    memcpy(bytes, tag, sizeof tag);
+    memcpy(bytes + 16, root->b, 32);
+    memcpy(bytes + 48, key->b, 32);
+    return mx_sha256_of(bytes, sizeof bytes);
+}
+
 mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
 {
     static const char tag[16] = "mtplx root v1";
@@ -292,7 +304,8 @@ mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
         put32(&at, m->bp.gdn.head_dim);
         put32(&at, m->bp.gdn.n_taps);
     }
-    return mx_sha256_of(bytes, (size_t)(at - bytes));
+    mx_hash256 root = mx_sha256_of(bytes, (size_t)(at - bytes));
+    return m->has_root_key ? keyed_root(&root, &m->root_key) : root;
 }
 
 /* ---- looking in ------------------------------------------------------------------------------ */

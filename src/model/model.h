@@ -28,6 +28,7 @@ typedef struct mx_model_options {
     uint32_t max_logit_rows;    /* of which at most so many want hidden vectors */
     uint32_t n_ctx;             /* 0 = the model's own context length */
     mx_cpu_level cpu_level;     /* highest level to use */
+    const mx_hash256 *root_key; /* or NULL; copied: makes all roots others (mx_cold_derive_keys) */
     const char *fingerprint_cache_dir; /* folder for cached fingerprints, NULL = always hash */
     unsigned n_workers;         /* with pool NULL: size of the pool to reckon memory for */
 } mx_model_options;

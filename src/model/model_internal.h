@@ -317,6 +317,8 @@ struct mx_model {
     mx_weights w;
     mx_state s;
     mx_kv_shape kv_shape;
+    bool has_root_key;
+    mx_hash256 root_key;
     const mx_kern *kern;
     mx_act_type act_type;
     mx_pool *pool; /* borrowed; NULL when the model is only looked at */

@@ -415,6 +415,7 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
     mx_cold_config cold = {
         .mode = e->cfg.cold_mode,
         .compress = e->cfg.cold_compress,
+        .auth_key = e->cfg.cold_auth_key,
         .dir = e->cfg.cold_dir,
         .max_bytes = e->cfg.cold_max_bytes,
         .write_budget = e->cfg.cold_write_budget,

@@ -35,6 +35,7 @@ typedef struct mx_engine_config {
     mx_bank_config bank;      /* max_bytes 0 = all of the budget but what requests need */
     const char *cold_dir;     /* used when cold_mode is not OFF */
     mx_cold_mode cold_mode;
+    const mx_hash256 *cold_auth_key; /* as in mx_cold_config; as long as the engine */
     mx_cold_compress cold_compress; /* --ssd-session-cache-compress */
     uint64_t cold_max_bytes;
     uint32_t cold_min_tokens; /* --ssd-session-cache-min-tokens */

@@ -169,10 +169,11 @@ static mx_err remove_files(const forgetting *f, mx_cold_counts *out, mx_errbuf *
     char folder[65];
     mx_cold_names names = names_of(f);
     mx_hash256_hex(&f->e->root, folder);
+    const char *dir = f->e->cfg.cold_dir;
+    const mx_hash256 *key = f->e->cfg.cold_auth_key;
     mx_err err = f->id != NULL
-                     ? mx_cold_remove_entry(f->e->cfg.cold_dir, folder, f->id, &names, LOCK_MS, out,
-                                            eb)
-                     : mx_cold_remove_folder(f->e->cfg.cold_dir, folder, LOCK_MS, out, eb);
+                     ? mx_cold_remove_entry(dir, key, folder, f->id, &names, LOCK_MS, out, eb)
+                     : mx_cold_remove_folder(dir, key, folder, LOCK_MS, out, eb);
     (void)mx_cold_sweep(cold, 1); /* what is gone must not count as stored */
     return err == MX_E_INVALID ? MX_E_NOT_FOUND : err; /* nothing was written there yet */
 }

@@ -41,6 +41,11 @@
 #define HELP_COMPRESS MX_COLD_COMPRESS_OFF
 #endif
 
+/* A test that defines this as 1 has a folder that others can write, and a key. */
+#ifndef HELP_AUTH
+#define HELP_AUTH 0
+#endif
+
 /* Pages of 4 KiB. */
 static const mx_kv_shape tiny = {.n_layers = 2,
                                  .n_kv_heads = 1,
@@ -67,6 +72,9 @@ HELP void help_make_folder(char path[256])
     const char *where = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
     snprintf(path, 256, "%s/mtplx-cold-XXXXXX", where);
     assert_non_null(mkdtemp(path));
+    if (HELP_AUTH) {
+        assert_int_equal(chmod(path, 0777), 0);
+    }
 }
 
 HELP void help_remove_tree(const char *path)
@@ -247,6 +255,7 @@ HELP size_t talk_boundary(const talk *t, size_t n)
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
+static const mx_hash256 help_key = {{7, 7, 7}};
 static sem_t help_sem;
 
 HELP void help_wake(void *arg)
@@ -265,6 +274,7 @@ HELP mx_cold_config help_config(const char *dir, const mx_hash256 *root)
     return (mx_cold_config){.mode = MX_COLD_ON,
                             .dir = dir,
                             .compress = HELP_COMPRESS,
+                            .auth_key = HELP_AUTH ? &help_key : NULL,
                             .max_bytes = (uint64_t)1 << 40,
                             .root = *root,
                             .model_json = "{\"model\": \"test\"}\n",

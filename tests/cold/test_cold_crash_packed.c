@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The kills of test_cold_crash.c once more, with pages that are compressed.
+ * The kills of test_cold_crash.c once more, with pages that are compressed and authenticated, in a folder
+ * that others can write.
  */
 #define HELP_COMPRESS MX_COLD_COMPRESS_ZSTD
+#define HELP_AUTH 1
 #include "test_cold_crash.c"

@@ -108,8 +108,11 @@ static int f_statvfs(int fd, struct statvfs *out)
     return must_fail(OP_STATVFS) ? -1 : fstatvfs(fd, out);
 }
 
-static const mx_cold_fileops faulty = {f_open,   f_mkdir,  f_writev,  f_preadv, f_fsync,
-                                       f_rename, f_unlink, f_utimens, f_statvfs};
+static const mx_cold_fileops faulty = {
+    .open = f_open,     .mkdir = f_mkdir,   .writev = f_writev,   .preadv = f_preadv,
+    .fsync = f_fsync,   .rename = f_rename, .unlink = f_unlink,   .utimens = f_utimens,
+    .statvfs = f_statvfs,
+};
 
 static void set_fault(op which, int error, long k, bool for_ever)
 {

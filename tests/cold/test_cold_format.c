@@ -240,7 +240,7 @@ static void test_page_errors(void **arg)
         {12, 8, true, MX_E_UNSUPPORTED, "header length"},
         {168, 1, true, MX_E_UNSUPPORTED, "codec"},
         {160, 1, true, MX_E_UNSUPPORTED, "position scheme"},
-        {288, 1, true, MX_E_UNSUPPORTED, "authentication or encryption"},
+        {288, 2, true, MX_E_UNSUPPORTED, "authentication or encryption"},
         {292, 1, true, MX_E_UNSUPPORTED, "authentication or encryption"},
         {255, 1, true, MX_E_UNSUPPORTED, "input digest or adapter"},
         {256, 1, true, MX_E_UNSUPPORTED, "input digest or adapter"},

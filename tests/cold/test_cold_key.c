@@ -61,7 +61,7 @@ static void made_once(void **state)
     assert_int_equal(st.st_nlink, 1); /* no temporary name is left */
     assert_int_equal(st.st_size, 65);
     uint64_t n_files, n_bytes;
-    assert_int_equal(mx_cold_remove_all(p->dir, &n_files, &n_bytes, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_all(p->dir, NULL, &n_files, &n_bytes, &eb), MX_OK);
     assert_int_equal(n_files, 2); /* the key and the marker */
     assert_int_equal(access(p->key, F_OK), -1);
     assert_int_equal(mx_cold_cache_key(p->dir, NULL, &second, &eb), MX_OK);

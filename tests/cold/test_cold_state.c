@@ -421,7 +421,7 @@ static void test_models_without_states(void **arg)
     assert_int_not_equal(access(path, F_OK), 0);
     assert_int_equal(help_count(s->dir, ".state"), 3);
     uint64_t n_files, n_bytes;
-    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, NULL), MX_OK);
+    assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, NULL), MX_OK);
     assert_int_equal(help_count(s->dir, ""), 0);
 }
 

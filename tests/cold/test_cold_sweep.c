@@ -240,7 +240,7 @@ static void test_manifest_stays_when_the_longer_one_goes(void **arg)
     assert_int_equal(help_count(s->root_dir, ".session"), 2);
     mx_cold_counts n;
     mx_errbuf eb;
-    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->other.ids[4], NULL, 0, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, NULL, &s->other.ids[4], NULL, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 1 + 3);
     int64_t age = 700;
     help_each_file(s->root_dir, "", help_age, &age);
@@ -512,15 +512,15 @@ static void test_remove_all(void **arg)
     mx_errbuf eb = {""};
     snprintf(away, sizeof away, "%s-away", s->dir);
     /* absent, empty */
-    assert_int_equal(mx_cold_remove_all(away, &n_files, &n_bytes, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_all(away, NULL, &n_files, &n_bytes, &eb), MX_OK);
     assert_int_equal(n_files, 0);
-    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb), MX_OK);
     /* somebody's folder, even with a v1 in it */
     snprintf(path, sizeof path, "%s/v1", s->dir);
     assert_int_equal(mkdir(path, 0700), 0);
     snprintf(path, sizeof path, "%s/v1/thesis.tex", s->dir);
     help_spill(path, (const uint8_t *)"x", 1);
-    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, &eb), MX_E_INVALID);
+    assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb), MX_E_INVALID);
     assert_non_null(strstr(eb.text, "does not look like"));
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(unlink(path), 0);
@@ -543,12 +543,12 @@ static void test_remove_all(void **arg)
     snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
     assert_int_equal(symlink(away, path), 0);
     eb.text[0] = '\0';
-    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb), MX_OK);
     assert_non_null(strstr(eb.text, "left alone"));
     assert_int_equal(n_files, n_before - 1); /* all but the marker */
     assert_int_equal(access(away, F_OK), 0);
     assert_int_equal(unlink(path), 0);
-    assert_int_equal(mx_cold_remove_all(s->dir, &n_files, &n_bytes, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb), MX_OK);
     assert_int_equal(n_files, 1);
     assert_true(before > 0);
     assert_int_equal(help_count(s->dir, ""), 0);
@@ -557,7 +557,7 @@ static void test_remove_all(void **arg)
     assert_int_equal(unlink(away), 0);
     /* a link to a cache is not a cache */
     assert_int_equal(symlink(s->dir, away), 0);
-    assert_int_equal(mx_cold_remove_all(away, &n_files, &n_bytes, &eb), MX_E_DENIED);
+    assert_int_equal(mx_cold_remove_all(away, NULL, &n_files, &n_bytes, &eb), MX_E_DENIED);
     assert_int_equal(unlink(away), 0);
 }
 

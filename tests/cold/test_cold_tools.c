@@ -57,7 +57,7 @@ static mx_cold_counts gc(const state *s, uint64_t max_bytes, uint64_t ttl_s)
 {
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
-    mx_err err = mx_cold_gc(s->dir, max_bytes, ttl_s, &n, &eb);
+    mx_err err = mx_cold_gc(s->dir, NULL, max_bytes, ttl_s, &n, &eb);
     assert_string_equal(eb.text, "");
     assert_int_equal(err, MX_OK);
     return n;
@@ -144,7 +144,7 @@ static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
     write_talk(s, &s->talk, 1, 640);
     snprintf(path, sizeof path, "%s/sessions", s->root_dir);
     assert_int_equal(chmod(path, 0777), 0);
-    assert_int_equal(mx_cold_gc(s->dir, 0, 0, &n, &eb), MX_E_DENIED);
+    assert_int_equal(mx_cold_gc(s->dir, NULL, 0, 0, &n, &eb), MX_E_DENIED);
     assert_non_null(strstr(eb.text, "nothing was removed"));
     assert_int_equal(n.n_files, 0);
     assert_int_equal(help_count(s->root_dir, ".page"), 10);
@@ -183,7 +183,7 @@ static void test_rm_that_cannot_read_another_entry_takes_nothing(void **arg)
         mx_errbuf eb = {{0}};
         few = (struct rlimit){(rlim_t)n, before.rlim_max};
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-        err = mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], NULL, 0, &counts, &eb);
+        err = mx_cold_remove_entry(s->dir, NULL, NULL, &s->talk.ids[9], NULL, 0, &counts, &eb);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
         if (err != MX_OK) {
             assert_string_not_equal(eb.text, "");
@@ -213,9 +213,9 @@ static void test_rm_empties_quarantine(void **arg)
     snprintf(path, sizeof path, "quarantine/%s.page", hex);
     assert_true(is_there(s, path));
     mx_hash256 unknown = help_root(7);
-    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &unknown, NULL, 0, &n, &eb), MX_E_NOT_FOUND);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, NULL, &unknown, NULL, 0, &n, &eb), MX_E_NOT_FOUND);
     assert_true(is_there(s, path)); /* that was nobody's */
-    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, &s->talk.ids[9], NULL, 0, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, NULL, &s->talk.ids[9], NULL, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 9 + 1 + 2 + 1);
     assert_false(is_there(s, path));
     assert_int_equal(help_count(s->root_dir, ".reason"), 0);
@@ -239,11 +239,11 @@ static void test_remove_folder_leaves_the_others(void **arg)
     mx_hash256_hex(&s->root, other_hex);
     snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, other_hex);
     spill_aged(s, "trash/others", 0);
-    assert_int_equal(mx_cold_remove_folder(s->dir, hex, 0, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_folder(s->dir, NULL, hex, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 10 + 1 + 1);
     assert_true(is_there(s, "trash/others"));
     assert_int_equal(read_talk(s, &s->other), 200);
-    assert_int_equal(mx_cold_remove_folder(s->dir, hex, 0, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_folder(s->dir, NULL, hex, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 0);
 }
 
@@ -263,13 +263,13 @@ static void test_removing_waits_no_longer_than_told(void **arg)
     int held = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_true(held >= 0 && flock(held, LOCK_EX) == 0);
     size_t n_before = help_count(s->dir, "");
-    assert_int_equal(mx_cold_remove_folder(s->dir, folder, 50, &n, &eb), MX_E_BUSY);
+    assert_int_equal(mx_cold_remove_folder(s->dir, NULL, folder, 50, &n, &eb), MX_E_BUSY);
     assert_non_null(strstr(eb.text, "gc.lock"));
-    assert_int_equal(mx_cold_remove_entry(s->dir, folder, &s->talk.ids[0], NULL, 0, &n, &eb),
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, folder, &s->talk.ids[0], NULL, 0, &n, &eb),
                      MX_E_BUSY);
     assert_int_equal(help_count(s->dir, ""), n_before);
     assert_int_equal(close(held), 0);
-    assert_int_equal(mx_cold_remove_folder(s->dir, folder, 0, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_folder(s->dir, NULL, folder, 0, &n, &eb), MX_OK);
     assert_true(n.n_files > 0);
     assert_int_equal(help_count(s->dir, ".page"), 0);
 }

@@ -218,7 +218,7 @@ static void test_removed_with_the_conversation(void **arg)
     mx_cold_counts n = {0};
     mx_errbuf eb = {{0}};
     mx_hash256_hex(&s->root, hex);
-    assert_int_equal(mx_cold_remove_entry(s->dir, hex, &session, NULL, 0, &n, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, hex, &session, NULL, 0, &n, &eb), MX_OK);
     mx_cold_ids found;
     assert_int_equal(read_ids(c, &s->root, &session, &found), MX_E_NOT_FOUND);
     assert_int_equal(list(c, &s->root, 0, 10000, NULL, NULL, NULL), 0);

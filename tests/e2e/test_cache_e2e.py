@@ -452,6 +452,40 @@ def test_compression_is_found_both_ways(start):
     assert run_mtplx("cache", "verify", home=s.home).returncode == 0
 
 
+def test_shared_folder_needs_a_key(start, tmp_path):
+    folder, chat = tmp_path / "shared", conversation(41)
+    folder.mkdir()
+    folder.chmod(0o777)
+    keys = [tmp_path / name for name in ("key-a", "key-b")]
+    for i, key in enumerate(keys):
+        key.write_text("%d" % i * 40)
+        key.chmod(0o600)
+    place = ("--ssd-session-cache-dir", str(folder), *EXACT)
+    s = start(*place)
+    plain = s.chat(chat, max_tokens=8)
+    assert s.info()["ssd"]["is_degraded"]
+    assert any("--cache-key-file" in line for line in s.log_lines)
+    assert s.stop() == 0 and list(folder.iterdir()) == []
+    modes = []
+    for key in (keys[0], keys[0], keys[1], keys[0]):
+        s = start("--cache-key-file", str(key), *place)
+        answer = s.chat(chat, max_tokens=8)
+        assert answer.text == plain.text
+        modes.append(answer.mode)
+        assert s.info()["ssd"]["quarantined"] == 0
+        assert s.stop() == 0
+    assert modes == ["cold", "ssd", "cold", "ssd"]
+    # Whoever can write the folder, but has no key, changes a page and makes its checksum right.
+    page = max(folder.rglob("*.page"), key=lambda p: p.stat().st_mtime_ns)
+    assert run_mtplx("cache", "verify", "--ssd-session-cache-dir", str(folder)).returncode == 1
+    checked = run_mtplx("cache", "verify", "--ssd-session-cache-dir", str(folder), "--cache-key-file",
+                        str(keys[0]))
+    assert "authentication" in checked.stdout  # those made with the other key
+    ours = run_mtplx("cache", "ls", "--ssd-session-cache-dir", str(folder), "--cache-key-file",
+                     str(keys[0])).stdout
+    assert "2 entries" in ours and page.exists()
+
+
 def test_verify_restore(start):
     chat = conversation(35)
     s = start("--verify-restore", *EXACT)

@@ -291,7 +291,7 @@ static void what_was_removed_is_stored_again(void **state)
     wait_written(&g);
     uint64_t files, bytes;
     mx_errbuf eb = {{0}};
-    rig_must(mx_cold_remove_all(g.cache_dir, &files, &bytes, &eb), &eb, "remove");
+    rig_must(mx_cold_remove_all(g.cache_dir, NULL, &files, &bytes, &eb), &eb, "remove");
     assert_true(files >= 6);
     mx_request_stats s = ask_both(&g, &p, "from RAM", &us);
     assert_int_equal(s.cache_mode, MX_MODE_WARM_PREFIX);
@@ -721,7 +721,7 @@ static void deleted_entry_is_not_stored_again(void **state)
     ask_both(&g, &p, "first", &us);
     wait_written(&g);
     entries l = entries_of(&g);
-    rig_must(mx_cold_remove_all(g.cache_dir, &files, &bytes, &eb), &eb, "remove");
+    rig_must(mx_cold_remove_all(g.cache_dir, NULL, &files, &bytes, &eb), &eb, "remove");
     close_tap();
     ask_both(&g, &other, "holds up the writer", &us);
     wait_for_held();
