@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "cold/cold_manifest.h"
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
@@ -413,25 +414,57 @@ static size_t touch_all(mx_cold *c, const mx_cold_job *job)
     return mx_cold_touch_chain(c, &c->writer_folder, job->page_ids, job->n_pages, now);
 }
 
+/* The same answers, but for the nonces: with these, each repetition would be another manifest, and all
+ * that the old one's costs is that a tool call of the last repetition is tokenised again. */
+static bool are_same_turns(const mx_disk_manifest *a, const mx_disk_manifest *b)
+{
+    bool is_same = a->n_turns == b->n_turns;
+    for (uint32_t i = 0; is_same && i < a->n_turns; i++) {
+        mx_turn x, y;
+        is_same = mx_turn_decode(&x, a->turns + i * MX_DISK_TURN_BYTES)
+                  && mx_turn_decode(&y, b->turns + i * MX_DISK_TURN_BYTES)
+                  && mx_hash256_eq(&x.text, &y.text) && x.n_bytes == y.n_bytes && x.sum == y.sum
+                  && x.n_prompt == y.n_prompt && x.n_end == y.n_end;
+    }
+    return is_same;
+}
+
+/* Does the folder's manifest of that name say all this? That of a turn stands for that of a prompt. */
+static bool is_manifest_there(const mx_cold_folder *f, const char *name,
+                              const mx_disk_manifest *want)
+{
+    mx_disk_manifest m;
+    uint8_t *copy;
+    const mx_hash256 *last = &want->page_ids[want->n_pages - 1];
+    if (mx_cold_read_manifest(f->ops, f->sessions_fd, name, last, &m, &copy, NULL) != MX_OK) {
+        return false;
+    }
+    bool is_same =
+        mx_hash256_eq(&m.root, &want->root) && mx_hash256_eq(&m.session_id, &want->session_id)
+        && m.entry_kind >= want->entry_kind && m.n_tokens == want->n_tokens
+        && m.n_pages == want->n_pages && m.n_states == want->n_states
+        && memcmp(m.page_ids, want->page_ids, m.n_pages * sizeof *m.page_ids) == 0
+        && (m.n_states == 0
+            || memcmp(m.state_ids, want->state_ids, m.n_states * sizeof *m.state_ids) == 0)
+        && are_same_turns(&m, want);
+    mx_free(copy);
+    return is_same;
+}
+
 /* The same point again: all that is new is its age. Written anew, each repetition of a prompt would
  * cost two fsyncs and a file; a new age for each page at every repetition would still wear the disk.
  * An age needs to be right to a fraction of the time after which a file may be deleted. False: it is
  * not there (any more). */
-static bool is_session_kept(mx_cold *c, const mx_cold_job *job, uint32_t n_states,
-                            uint32_t n_turns)
+static bool is_session_kept(mx_cold *c, const mx_cold_job *job, const mx_disk_manifest *m)
 {
     enum { REFRESH_S = 60 };
     mx_cold_folder *f = &c->writer_folder;
     const mx_hash256 *last = &job->page_ids[job->n_pages - 1];
     char name[MX_COLD_NAME_CAP];
-    struct stat st;
     uint64_t touched_us, now = mx_now_us();
     mx_cold_session_name(last, name);
     if (!mx_cold_index_is_durable(c->index, last, job->entry_kind, &touched_us)
-        || fstatat(f->sessions_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)
-        || (uint64_t)st.st_size != MX_DISK_MANIFEST_HEADER_BYTES + 32 * (job->n_pages + n_states)
-                                      + (uint64_t)MX_DISK_TURN_BYTES * n_turns
-        || count_missing(c, job) > 0) {
+        || !is_manifest_there(f, name, m) || count_missing(c, job) > 0) {
         return false;
     }
     int64_t refresh_s = c->tuning.delete_age_s / 10;
@@ -466,14 +499,6 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
 {
     uint8_t turns[MX_DISK_MANIFEST_MAX_TURNS * MX_DISK_TURN_BYTES];
     uint32_t n_turns = encode_turns(job, turns);
-    if (is_session_kept(c, job, n_states, n_turns)) {
-        return MX_OK;
-    }
-    uint64_t touched_us = mx_now_us();
-    if (touch_all(c, job) > 0 || count_missing(c, job) > 0) {
-        return MX_E_NOT_FOUND;
-    }
-    MX_TRY(sync_pages(c, job, eb));
     mx_disk_manifest m = {.root = job->root,
                           .session_id = job->session_id,
                           .entry_kind = job->entry_kind,
@@ -485,6 +510,14 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
                           .turns = turns,
                           .n_turns = n_turns,
                           .created_s = (uint64_t)mx_wall_s()};
+    if (is_session_kept(c, job, &m)) {
+        return MX_OK;
+    }
+    uint64_t touched_us = mx_now_us();
+    if (touch_all(c, job) > 0 || count_missing(c, job) > 0) {
+        return MX_E_NOT_FOUND;
+    }
+    MX_TRY(sync_pages(c, job, eb));
     MX_TRY(put_manifest(c, &m, eb));
     MX_TRY(mx_cold_learn_manifest(c, &m));
     if (count_missing(c, job) > 0) {

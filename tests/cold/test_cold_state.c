@@ -274,6 +274,46 @@ static void test_manifest_lists_states(void **arg)
     mx_cold_close(c);
 }
 
+/* The same pages with as many states, but others: the manifest of these is another one. */
+static void test_manifest_follows_its_states(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = write_talk(s, 450);
+    mx_hash256 ids[2];
+    uint64_t positions[2];
+    mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION,
+                       .root = s->root,
+                       .parent_id = s->root,
+                       .page_ids = s->talk.ids,
+                       .n_pages = s->talk.n_ids,
+                       .n_session_tokens = s->talk.n,
+                       .entry_kind = 1,
+                       .state_ids = ids,
+                       .state_positions = positions,
+                       .n_states = 2,
+                       .session_id = s->talk.ids[0]};
+    for (size_t first = 100; first <= 300; first += 100) {
+        for (size_t i = 0; i < 2; i++) {
+            positions[i] = first + i * 100;
+            ids[i] = talk_state_id(&s->talk, positions[i]);
+        }
+        mx_cold_stats st[3];
+        listing l = {0};
+        mx_cold_get_stats(c, &st[0]);
+        assert_int_equal(help_run(c, &job), MX_OK);
+        mx_cold_get_stats(c, &st[1]);
+        assert_int_equal(help_run(c, &job), MX_OK); /* nothing is new */
+        mx_cold_get_stats(c, &st[2]);
+        assert_int_equal(st[1].sessions_written, st[0].sessions_written + 1);
+        assert_int_equal(st[2].sessions_written, st[1].sessions_written);
+        assert_int_equal(st[2].sessions_skipped, st[0].sessions_skipped + 1);
+        assert_int_equal(help_each_file(s->dir, ".session", see_manifest, &l), 1);
+        assert_int_equal(l.n_states, 2);
+        assert_memory_equal(&l.first, &ids[0], sizeof ids[0]);
+    }
+    mx_cold_close(c);
+}
+
 static void make_old(const char *path, void *arg)
 {
     (void)arg;
@@ -437,6 +477,7 @@ int main(void)
         T(test_bad_when_read),
         T(test_foreign_state),
         T(test_manifest_lists_states),
+        T(test_manifest_follows_its_states),
         T(test_sweep),
         T(test_look_that_fails_is_not_absence),
         T(test_sweep_reads_states_once),
