@@ -172,6 +172,7 @@ static size_t resident_with_all_pages(mx_kv_pool *pool, mx_page **pages, size_t 
 {
     for (size_t i = 0; i < n; i++) {
         assert_non_null(pages[i] = mx_page_alloc(pool));
+        memset(pages[i]->payload, 0x66, 4096); /* an emulator does not fault pages in ahead */
     }
     const size_t bytes = resident_bytes();
     for (size_t i = 0; i < n; i++) {
