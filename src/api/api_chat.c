@@ -741,9 +741,8 @@ static bool repeats(const mx_chat_env *env, struct json_object *body, mx_str pro
     return ok;
 }
 
-bool mx_chat_rewrites_answers(const mx_chat_env *env)
+static bool rewrites_after(const mx_chat_env *env, const char *question)
 {
-    static const char question[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
     static const char *const answers[] = {"b", "<think>\nb\n</think>\n\nc", "b\n</think>\n\nc"};
     struct json_object *body;
     if (mx_json_parse(&body, mx_str_of(question), NULL) != MX_OK) {
@@ -758,6 +757,21 @@ bool mx_chat_rewrites_answers(const mx_chat_env *env)
     mx_rendered_free(&prompt);
     json_object_put(body);
     return rewrites;
+}
+
+bool mx_chat_rewrites_answers(const mx_chat_env *env)
+{
+    static const char user[] = "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
+    static const char tools[] = "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+                                "\"description\":\"g\",\"parameters\":{\"type\":\"object\","
+                                "\"properties\":{}}}}],";
+    static const char system[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},"
+                                 "{\"role\":\"user\",\"content\":\"a\"}]}";
+    char plain[128], with_tools[512];
+    snprintf(plain, sizeof plain, "{%s", user);
+    snprintf(with_tools, sizeof with_tools, "{%s%s", tools, user);
+    return rewrites_after(env, plain) || rewrites_after(env, system) ||
+           rewrites_after(env, with_tools);
 }
 
 bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,

@@ -34,7 +34,8 @@ bool mx_chat_render_next(const mx_chat_env *env, struct json_object *body, mx_st
                          mx_rendered *out, mx_problem *p);
 
 /* May the template render an answer, once it is history, in other words than it was sampled in?
- * Found out by trying: reasoning left out, and what opens an answer and is not repeated. */
+ * Found out by trying: reasoning left out, what opens an answer and is not repeated, system
+ * messages and tools that move to the last message. */
 bool mx_chat_rewrites_answers(const mx_chat_env *env);
 
 /* How many bytes of the text that `body` was rendered to come before the conversation itself:
