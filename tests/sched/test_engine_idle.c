@@ -98,41 +98,52 @@ static void recurrence_is_exact(void **state)
     next_turn_is_exact(&g);
 }
 
+enum { LONG = 8000, ATTEMPTS = 10 };
+
+/* Submits idle work for the first n tokens, and returns when some of it was done (the statistics are
+ * a tenth of a second old, so on a quick machine it may be all). */
+static void begin_idle(rig *g, const int32_t *prompt, size_t n)
+{
+    uint64_t before = stats_of(g).n_idle_tokens, until = mx_now_us() + 60 * 1000000;
+    submit_idle(g, prompt, n);
+    while (stats_of(g).n_idle_tokens < before + 256) {
+        assert_true(mx_now_us() < until);
+        usleep(500);
+    }
+}
+
 /* A request that comes meanwhile goes first; the idle one goes on behind it, from where it was. */
 static void gives_way(void **state)
 {
     (void)state;
     mx_tiny_spec spec = spec_of(8192);
     rig g;
-    rig_open(&g, &spec, 1, 0);
+    rig_open(&g, &spec, 1, 3000);
     rig_start(&g);
-    enum { N = 8000 };
-    int32_t *prompt = mx_alloc(N * sizeof *prompt);
-    random_prompt(prompt, N, 5);
-    question q = {.prompt = prompt, .n_prompt = N, .max_tokens = 4, .seed = 3};
-    answer want, got;
-    ask_cold(&g, &q, &want);
-    int32_t other[40];
-    random_prompt(other, 40, 6);
-    question small = {.prompt = other, .n_prompt = 40, .max_tokens = 3, .seed = 4};
-    submit_idle(&g, prompt, N - 1);
-    uint64_t until = mx_now_us() + 60 * 1000000;
-    while (stats_of(&g).n_idle_tokens < 256) {
-        assert_true(mx_now_us() < until);
-        usleep(500);
+    int32_t *prompt = mx_alloc(LONG * sizeof *prompt), other[40];
+    mx_engine_stats s = {0};
+    for (uint64_t i = 0; i < ATTEMPTS && s.n_idle_gave_way == 0; i++) {
+        random_prompt(prompt, LONG, 500 + i);
+        random_prompt(other, 40, 600 + i);
+        question q = {.prompt = prompt, .n_prompt = LONG, .max_tokens = 4, .seed = 3};
+        question small = {.prompt = other, .n_prompt = 40, .max_tokens = 3, .seed = 4};
+        answer want, got;
+        ask_cold(&g, &q, &want);
+        uint64_t before = stats_of(&g).n_idle_tokens;
+        begin_idle(&g, prompt, LONG - 1);
+        ask_and_wait(&g, &small, &got);
+        answer_free(&got);
+        s = wait_settled(&g, i + 1);
+        assert_int_equal(s.n_idle_done, i + 1);
+        /* A page was begun twice at most. */
+        assert_in_range(s.n_idle_tokens - before, LONG - 1, LONG - 1 + 63);
+        ask_and_wait(&g, &q, &got);
+        assert_int_equal(got.stats.n_ram, LONG - 1);
+        assert_same(&want, &got, "after idle work that gave way");
+        answer_free(&want);
+        answer_free(&got);
     }
-    ask_and_wait(&g, &small, &got);
-    answer_free(&got);
-    mx_engine_stats s = stats_of(&g);
-    assert_true(s.n_idle_done == 0 && s.n_idle_gave_way == 1); /* it was answered in between */
-    s = wait_settled(&g, 1);
-    assert_int_equal(s.n_idle_done, 1);
-    assert_in_range(s.n_idle_tokens, N - 1, N - 1 + 63); /* a page was begun twice at most */
-    ask_and_wait(&g, &q, &got);
-    assert_int_equal(got.stats.n_ram, N - 1);
-    assert_same(&want, &got, "after idle work that gave way");
-    answer_free(&want);
-    answer_free(&got);
+    assert_true(s.n_idle_gave_way > 0);
     mx_free(prompt);
     rig_close(&g);
 }
@@ -143,26 +154,25 @@ static void next_turn_overtakes(void **state)
     (void)state;
     mx_tiny_spec spec = spec_of(8192);
     rig g;
-    rig_open(&g, &spec, 1, 0);
+    rig_open(&g, &spec, 1, 3000);
     rig_start(&g);
-    enum { N = 8000 };
-    int32_t *prompt = mx_alloc(N * sizeof *prompt);
-    random_prompt(prompt, N, 7);
-    question q = {.prompt = prompt, .n_prompt = N, .max_tokens = 4, .seed = 3};
-    answer want, got;
-    ask_cold(&g, &q, &want);
-    submit_idle(&g, prompt, N - 20);
-    while (stats_of(&g).n_idle_tokens < 256) {
-        usleep(500);
+    int32_t *prompt = mx_alloc(LONG * sizeof *prompt);
+    bool was_overtaken = false;
+    for (uint64_t i = 0; i < ATTEMPTS && !was_overtaken; i++) {
+        random_prompt(prompt, LONG, 700 + i);
+        question q = {.prompt = prompt, .n_prompt = LONG, .max_tokens = 4, .seed = 3};
+        answer want, got;
+        ask_cold(&g, &q, &want);
+        begin_idle(&g, prompt, LONG - 20);
+        ask_and_wait(&g, &q, &got);
+        assert_in_range(got.stats.n_ram, 256, LONG - 20);
+        was_overtaken = got.stats.n_ram < LONG - 84;
+        assert_same(&want, &got, "the next turn during idle work");
+        assert_int_equal(wait_settled(&g, i + 1).n_idle_done, i + 1); /* everything was there */
+        answer_free(&want);
+        answer_free(&got);
     }
-    ask_and_wait(&g, &q, &got);
-    assert_in_range(got.stats.n_ram, 256, N - 64);
-    assert_same(&want, &got, "the next turn during idle work");
-    mx_engine_stats s = wait_settled(&g, 1);
-    assert_int_equal(s.n_idle_done, 1); /* everything was there */
-    assert_true(s.n_idle_tokens < N);
-    answer_free(&want);
-    answer_free(&got);
+    assert_true(was_overtaken);
     mx_free(prompt);
     rig_close(&g);
 }
