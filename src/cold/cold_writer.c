@@ -430,13 +430,14 @@ static bool are_same_turns(const mx_disk_manifest *a, const mx_disk_manifest *b)
 }
 
 /* Does the folder's manifest of that name say all this? That of a turn stands for that of a prompt. */
-static bool is_manifest_there(const mx_cold_folder *f, const char *name,
-                              const mx_disk_manifest *want)
+static bool is_manifest_there(const mx_cold *c, const char *name, const mx_disk_manifest *want)
 {
+    const mx_cold_folder *f = &c->writer_folder;
     mx_disk_manifest m;
     uint8_t *copy;
     const mx_hash256 *last = &want->page_ids[want->n_pages - 1];
-    if (mx_cold_read_manifest(f->ops, f->sessions_fd, name, last, &m, &copy, NULL) != MX_OK) {
+    if (mx_cold_read_manifest(f->ops, f->sessions_fd, name, last, mx_cold_auth_key(c), true, &m,
+                              &copy, NULL) != MX_OK) {
         return false;
     }
     bool is_same =
@@ -464,7 +465,7 @@ static bool is_session_kept(mx_cold *c, const mx_cold_job *job, const mx_disk_ma
     uint64_t touched_us, now = mx_now_us();
     mx_cold_session_name(last, name);
     if (!mx_cold_index_is_durable(c->index, last, job->entry_kind, &touched_us)
-        || !is_manifest_there(f, name, m) || count_missing(c, job) > 0) {
+        || !is_manifest_there(c, name, m) || count_missing(c, job) > 0) {
         return false;
     }
     int64_t refresh_s = c->tuning.delete_age_s / 10;
