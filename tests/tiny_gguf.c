@@ -52,6 +52,41 @@ mx_tiny_spec mx_tiny_default(void)
                           .seed = 1};
 }
 
+mx_tiny_spec mx_tiny_mixture(void)
+{
+    mx_tiny_spec s = mx_tiny_default();
+    s.arch = "qwen3moe";
+    s.has_qk_norm = true;
+    s.n_experts = 6;
+    s.n_experts_used = 2;
+    return s;
+}
+
+mx_tiny_spec mx_tiny_gemma(void)
+{
+    mx_tiny_spec s = mx_tiny_default();
+    s.arch = "gemma3";
+    s.has_qk_norm = true;
+    s.has_post_norms = true;
+    s.window = 21;
+    return s;
+}
+
+mx_tiny_spec mx_tiny_hybrid(void)
+{
+    mx_tiny_spec s = mx_tiny_mixture();
+    s.arch = "qwen35moe";
+    s.n_rot = 8;
+    s.n_ff_shared = 32;
+    s.attn_period = 2;
+    s.gdn_k_heads = 2;
+    s.gdn_v_heads = 4;
+    s.gdn_dim = 16;
+    s.gdn_taps = 4;
+    s.n_mtp = 1;
+    return s;
+}
+
 uint64_t mx_tiny_random(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;

@@ -48,6 +48,12 @@ typedef struct mx_tiny_spec {
 
 /* llama, 2 layers, E 64, 4/2 heads of 16, FF 96, 331 tokens, context 512, F32, tied, seed 1. */
 mx_tiny_spec mx_tiny_default(void);
+/* The same sizes as qwen3moe: 6 experts, 2 used. */
+mx_tiny_spec mx_tiny_mixture(void);
+/* As gemma3, with a window of 21. */
+mx_tiny_spec mx_tiny_gemma(void);
+/* Everything that a hybrid can have: a mixture with a shared expert, and a head that is not run. */
+mx_tiny_spec mx_tiny_hybrid(void);
 
 void mx_tiny_build(mx_buf *out, const mx_tiny_spec *spec);
 void mx_tiny_write(const char *path, const mx_tiny_spec *spec);
