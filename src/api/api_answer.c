@@ -9,6 +9,7 @@
  * not touch the answer again: it may be over already.
  */
 #include "api/api_state.h"
+#include "api/api_tools.h"
 #include "api/api_write.h"
 
 #include "base/clock.h"
@@ -26,7 +27,10 @@ typedef struct choice {
     size_t n_prompt;
     bool keeps_ids;
     mx_finish finish;
-    mx_buf text;      /* collected text of an answer that is not streamed */
+    mx_buf text;      /* collected text of an answer that is not streamed, or may hold calls */
+    size_t n_sent;    /* of it, when streamed */
+    mx_tool_calls calls; /* found at its end, when the request has tools */
+    uint8_t nonce[MX_TURN_NONCE];
     mx_logprobs logprobs;
 } choice;
 
@@ -35,6 +39,7 @@ typedef struct answer {
     mx_waker *waker;
     const mx_tokenizer *tokenizer;
     bool is_chat, stream, include_usage, want_logprobs;
+    bool has_tools;              /* the answer may call some */
     bool has_begun;              /* the role chunk was sent */
     unsigned status;             /* what the log says */
     mx_prompt_rules rules;
@@ -61,6 +66,7 @@ static void answer_free(answer *s)
             mx_output_free(&s->choices[i].out);
             mx_prompt_free(&s->choices[i].prompt);
             mx_buf_free(&s->choices[i].text);
+            mx_tool_calls_free(&s->choices[i].calls);
             mx_logprobs_free(&s->choices[i].logprobs);
         }
     }
@@ -76,7 +82,9 @@ static void sum_usage(const answer *s, mx_usage *u)
     *u = (mx_usage){.prompt_source = "client", .tokenizer = s->tokenizer,
                     .hides_stored = mx_api_hides_stored(s->api)};
     for (size_t i = 0; i < s->n; i++) {
-        if (s->choices[i].prompt.is_sampled) {
+        if (s->choices[i].prompt.is_replayed) {
+            u->prompt_source = "tool_map";
+        } else if (s->choices[i].prompt.is_sampled && strcmp(u->prompt_source, "client") == 0) {
             u->prompt_source = "sampled_ids";
         }
         mx_request_stats stats;
@@ -143,7 +151,8 @@ static void take_answer(answer *s, choice *c)
     }
     if (c->finish == MX_FINISH_STOP || c->finish == MX_FINISH_LENGTH) {
         remember(s, c);
-        if (c->keeps_ids && s->reply.body != NULL && !s->reply.text.failed) {
+        /* Behind a call comes its result, not a message of the user. */
+        if (c->keeps_ids && c->calls.n == 0 && s->reply.body != NULL && !s->reply.text.failed) {
             mx_post_answer(s->api->post, &s->reply, &s->rules, s->salt, &c->prompt.tokens);
         }
     }
@@ -174,6 +183,12 @@ static bool read_choices(answer *s)
         }
         mx_request_read(s->requests[i], &c->out);
         c->finish = c->out.finish;
+        if (!s->stream || s->has_tools) {
+            mx_buf_append(&c->text, c->out.text.ptr, c->out.text.len);
+        }
+        if (s->has_tools && c->finish == MX_FINISH_STOP) {
+            (void)mx_tool_calls_read(&c->calls, mx_buf_view(&c->text));
+        }
         take_answer(s, c);
         all_ended = all_ended && c->finish != MX_FINISH_NONE;
         any_failed = any_failed || c->finish == MX_FINISH_ERROR || c->finish == MX_FINISH_CANCELLED;
@@ -186,19 +201,30 @@ static bool read_choices(answer *s)
 
 /* ---- one object ------------------------------------------------------------------------------ */
 
+static const char *finish_reason(const choice *c)
+{
+    return c->calls.n > 0 ? "tool_calls" : mx_finish_name(c->finish);
+}
+
 static void write_choice(answer *s, size_t i, mx_buf *b)
 {
     choice *c = &s->choices[i];
     mx_buf_printf(b, i == 0 ? "{\"index\":%zu," : ",{\"index\":%zu,", i);
     mx_buf_str(b, s->is_chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-    mx_http_json_string(b, c->text.ptr == NULL ? "" : c->text.ptr, c->text.len);
+    mx_str text = c->calls.n > 0 ? c->calls.content : mx_buf_view(&c->text);
+    mx_http_json_string(b, text.ptr == NULL ? "" : text.ptr, text.len);
+    if (c->calls.n > 0) {
+        mx_buf_str(b, ",\"tool_calls\":[");
+        mx_tool_calls_write(b, &c->calls, c->nonce, false);
+        mx_buf_str(b, "]");
+    }
     mx_buf_str(b, s->is_chat ? ",\"refusal\":null},\"logprobs\":" : ",\"logprobs\":");
     if (s->want_logprobs) {
         mx_write_logprobs(b, &c->logprobs, s->is_chat);
     } else {
         mx_buf_str(b, "null");
     }
-    mx_buf_printf(b, ",\"finish_reason\":\"%s\"}", mx_finish_name(c->finish));
+    mx_buf_printf(b, ",\"finish_reason\":\"%s\"}", finish_reason(c));
     b->failed = b->failed || c->text.failed;
 }
 
@@ -207,9 +233,6 @@ static mx_http_pull pull_object(void *arg, mx_http_exchange *x, mx_buf *out)
     (void)out;
     answer *s = arg;
     bool is_over = read_choices(s);
-    for (size_t i = 0; i < s->n; i++) {
-        mx_buf_append(&s->choices[i].text, s->choices[i].out.text.ptr, s->choices[i].out.text.len);
-    }
     if (!is_over) {
         return MX_HTTP_WAIT;
     }
@@ -266,15 +289,44 @@ static void stream_begin(answer *s, mx_buf *b)
     s->has_begun = true;
 }
 
+/* What can be sent now. Where there are tools, what may become a call is held back to the end. */
+static mx_str next_text(answer *s, choice *c)
+{
+    if (!s->has_tools) {
+        return mx_buf_view(&c->out.text);
+    }
+    mx_str all = mx_buf_view(&c->text);
+    size_t end = c->calls.n > 0                  ? c->calls.content.len
+                 : c->finish == MX_FINISH_NONE ? mx_tool_calls_safe(all)
+                                               : all.len;
+    end = mx_max_size(end, c->n_sent);
+    mx_str text = {all.ptr + c->n_sent, end - c->n_sent};
+    c->n_sent = end;
+    return text;
+}
+
+static void stream_calls(answer *s, size_t i, mx_buf *b)
+{
+    choice *c = &s->choices[i];
+    if (c->calls.n > 0) {
+        open_chunk(s, i, b);
+        mx_buf_str(b, "\"delta\":{\"tool_calls\":[");
+        mx_tool_calls_write(b, &c->calls, c->nonce, true);
+        mx_buf_str(b, "]},\"logprobs\":null");
+        close_chunk(b, NULL);
+    }
+}
+
 static void stream_text(answer *s, size_t i, mx_buf *b)
 {
     choice *c = &s->choices[i];
-    if (c->out.text.len == 0 && c->logprobs.n == 0) {
+    mx_str text = next_text(s, c);
+    if (text.len == 0 && c->logprobs.n == 0) {
         return;
     }
     open_chunk(s, i, b);
     mx_buf_str(b, s->is_chat ? "\"delta\":{\"content\":" : "\"text\":");
-    mx_http_json_string(b, c->out.text.ptr == NULL ? "" : c->out.text.ptr, c->out.text.len);
+    mx_http_json_string(b, text.ptr == NULL ? "" : text.ptr, text.len);
     mx_buf_str(b, s->is_chat ? "},\"logprobs\":" : ",\"logprobs\":");
     if (s->want_logprobs) {
         mx_write_logprobs(b, &c->logprobs, s->is_chat);
@@ -289,7 +341,7 @@ static void stream_finish(answer *s, size_t i, mx_buf *b)
     open_chunk(s, i, b);
     mx_buf_str(b,
                s->is_chat ? "\"delta\":{},\"logprobs\":null" : "\"text\":\"\",\"logprobs\":null");
-    close_chunk(b, mx_finish_name(s->choices[i].finish));
+    close_chunk(b, finish_reason(&s->choices[i]));
 }
 
 static void stream_usage(answer *s, mx_buf *b)
@@ -323,6 +375,7 @@ static mx_http_pull pull_stream(void *arg, mx_http_exchange *x, mx_buf *out)
         stream_text(s, i, out);
         mx_finish f = s->choices[i].finish;
         if (was_open[i] && (f == MX_FINISH_STOP || f == MX_FINISH_LENGTH)) {
+            stream_calls(s, i, out);
             stream_finish(s, i, out);
         }
     }
@@ -398,12 +451,17 @@ static bool too_long(const answer *s, size_t n_prompt, size_t n_ctx, mx_problem 
 }
 
 /* What is needed of the prompt as long as the answer runs. */
-static void take_prompt(choice *c, mx_prompt *prompt, bool keeps_ids)
+static void take_prompt(answer *s, choice *c, mx_prompt *prompt)
 {
     c->prompt = *prompt;
     *prompt = (mx_prompt){0};
     c->n_prompt = c->prompt.tokens.n;
-    c->keeps_ids = keeps_ids || c->prompt.is_kept;
+    if (c->prompt.turns.n > 0) {
+        memcpy(c->nonce, c->prompt.turns.list[c->prompt.turns.n - 1].nonce, sizeof c->nonce);
+    } else if (s->has_tools && getrandom(c->nonce, sizeof c->nonce, 0) < 0) {
+        s->has_tools = false; /* without a name for them, calls are text */
+    }
+    c->keeps_ids = s->reply.body != NULL || c->prompt.is_kept;
     if (!c->keeps_ids) {
         mx_tokens_free(&c->prompt.tokens);
     }
@@ -438,7 +496,7 @@ static bool create_request(answer *s, size_t i, const mx_api_params *a, mx_promp
     mx_errbuf eb = {0};
     mx_err e = mx_request_create(&s->requests[i], s->api->engine, &r, &eb);
     if (e == MX_OK) {
-        take_prompt(&s->choices[i], prompt, s->reply.body != NULL);
+        take_prompt(s, &s->choices[i], prompt);
         return true;
     }
     s->requests[i] = NULL;
@@ -502,6 +560,7 @@ static answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat, const 
     s->stream = a->stream;
     s->include_usage = a->include_usage;
     s->want_logprobs = a->sampling.want_logprobs;
+    s->has_tools = is_chat && a->has_tools;
     s->tokenizer = mx_model_tokenizer(api->model);
     s->status = 200;
     s->n = n;

@@ -1,320 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * Chat requests to prompt text.
- *
- * Published templates are written for well-behaved messages, clients send everything else: content
- * as a list of parts, null beside tool calls, arguments as a string of JSON, a `developer` role. So
- * messages are brought into one shape first: content is always a string, arguments an ordered
- * object, reasoning stands under each name a template may ask for. Everything that came from the
- * client is data, not markup: a user who types a control token gets its letters.
+ * Chat requests to prompt text: the messages (api_chat_messages.c) and whatever else a template may
+ * ask for, rendered.
  *
  * To continue a final assistant message, a random mark is put behind its content, and the
  * rendered text is cut where the mark appears. That works with any template, because what follows
  * the content (the end of the turn) is then behind the cut, whatever it is.
  */
-#include "api/api_chat.h"
+#include "api/api_chat_internal.h"
 
 #include "base/mem.h"
-#include "base/utf8.h"
 
 #include <stdio.h>
 #include <sys/random.h>
 
-enum { MAX_MESSAGES = 100000, MARK_CAP = 48 };
+enum { MAX_MESSAGES = 100000 };
 /* Memory of one rendering: a request of 64 MiB and its text several times over. */
 static const size_t ARENA_BYTES = (size_t)1 << 30;
-
-typedef struct chat {
-    const mx_chat_env *env;
-    mx_arena *arena;
-    mx_problem *p;
-    struct json_object *body;
-    struct json_object *messages;
-    size_t n_messages;
-    bool continues;        /* the last message is to be continued */
-    char mark[MARK_CAP];   /* then: what stands behind its content */
-} chat;
-
-static void set(chat *c, mx_value *dict, const char *key, mx_value *v)
-{
-    mx_value_dict_set(c->arena, dict, mx_str_of(key), v);
-}
-
-static mx_value *data(chat *c, mx_str s)
-{
-    return mx_value_string(c->arena, s, false);
-}
-
-/* JSON to template values; the depth is bounded by the JSON parser. */
-static mx_value *value_of(chat *c, struct json_object *v)
-{
-    mx_arena *a = c->arena;
-    switch (json_object_get_type(v)) {
-    case json_type_null: return mx_value_none(a);
-    case json_type_boolean: return mx_value_bool(a, json_object_get_boolean(v));
-    case json_type_string: return data(c, mx_json_text(v));
-    case json_type_double:
-    case json_type_int: return mx_value_number_text(a, mx_json_number_text(v));
-    case json_type_array: {
-        mx_value *list = mx_value_list(a);
-        for (size_t i = 0, n = json_object_array_length(v); i < n; i++) {
-            list = mx_value_list_add(a, list, value_of(c, json_object_array_get_idx(v, i)));
-        }
-        return list;
-    }
-    case json_type_object: {
-        mx_value *dict = mx_value_dict(a);
-        json_object_object_foreach(v, key, item) {
-            dict = mx_value_dict_set(a, dict, mx_str_of(key), value_of(c, item));
-        }
-        return dict;
-    }
-    }
-    return mx_value_none(a);
-}
-
-/* ---- content --------------------------------------------------------------------------------- */
-
-static bool content_part(chat *c, size_t at, size_t part, struct json_object *v, mx_buf *text,
-                         mx_buf *reasoning)
-{
-    char where[64];
-    snprintf(where, sizeof where, "messages[%zu].content[%zu]", at, part);
-    if (json_object_is_type(v, json_type_string)) {
-        mx_buf_append(text, mx_json_text(v).ptr, mx_json_text(v).len);
-        return true;
-    }
-    if (!json_object_is_type(v, json_type_object)) {
-        return mx_problem_field(c->p, where, "'%s' must be an object with a \"type\", not %s",
-                                where,
-                                mx_json_kind(v));
-    }
-    struct json_object *type_v = mx_json_field(v, "type");
-    if (type_v == NULL || !json_object_is_type(type_v, json_type_string)) {
-        return mx_problem_field(c->p, where, "'%s.type' must be a string such as \"text\"", where);
-    }
-    mx_str type = mx_json_text(type_v);
-    static const struct { const char *type, *field; bool is_reasoning; } readable[] = {
-        {"text", "text", false},          {"input_text", "text", false},
-        {"output_text", "text", false},   {"refusal", "refusal", false},
-        {"thinking", "thinking", true},
-    };
-    for (size_t i = 0; i < MX_COUNT(readable); i++) {
-        if (!mx_str_eq(type, mx_str_of(readable[i].type))) {
-            continue;
-        }
-        struct json_object *t = mx_json_field(v, readable[i].field);
-        if (t == NULL || !json_object_is_type(t, json_type_string)) {
-            return mx_problem_field(c->p, where, "'%s.%s' must be a string", where,
-                                    readable[i].field);
-        }
-        mx_buf_append(readable[i].is_reasoning ? reasoning : text, mx_json_text(t).ptr,
-                      mx_json_text(t).len);
-        return true;
-    }
-    static const char *const media[] = {"image_url", "image", "input_image", "input_audio", "audio",
-                                        "video_url", "file", "input_file"};
-    for (size_t i = 0; i < MX_COUNT(media); i++) {
-        if (mx_str_eq(type, mx_str_of(media[i]))) {
-            return mx_problem_set(c->p, 400, "unsupported_content", where,
-                                  "'%s' has the type \"%s\": this model reads text only", where,
-                                  media[i]);
-        }
-    }
-    return true; /* unknown kinds carry no text */
-}
-
-static bool read_content(chat *c, size_t at, struct json_object *m, mx_buf *text, mx_buf *reasoning)
-{
-    struct json_object *v = mx_json_field(m, "content");
-    if (v == NULL) {
-        return true;
-    }
-    if (json_object_is_type(v, json_type_string)) {
-        mx_buf_append(text, mx_json_text(v).ptr, mx_json_text(v).len);
-        return true;
-    }
-    char where[64];
-    snprintf(where, sizeof where, "messages[%zu].content", at);
-    if (!json_object_is_type(v, json_type_array)) {
-        return mx_problem_field(c->p, where, "'%s' must be a string or an array of parts, not %s",
-                                where, mx_json_kind(v));
-    }
-    for (size_t i = 0, n = json_object_array_length(v); i < n; i++) {
-        if (!content_part(c, at, i, json_object_array_get_idx(v, i), text, reasoning)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* ---- tool calls ------------------------------------------------------------------------------ */
-
-/* Arguments arrive as a string that holds JSON; templates want the object. Text that does not parse
- * stays text: it is history, and refusing it would end the conversation. */
-static mx_value *arguments_of(chat *c, struct json_object *v)
-{
-    if (v == NULL) {
-        return mx_value_dict(c->arena);
-    }
-    if (!json_object_is_type(v, json_type_string)) {
-        return value_of(c, v);
-    }
-    mx_str text = mx_json_text(v);
-    if (text.len == 0) {
-        return mx_value_dict(c->arena);
-    }
-    struct json_object *parsed;
-    if (mx_json_parse(&parsed, text, NULL) != MX_OK) {
-        return data(c, text);
-    }
-    mx_value *out = json_object_is_type(parsed, json_type_object) ? value_of(c, parsed)
-                                                                  : data(c, text);
-    json_object_put(parsed);
-    return out;
-}
-
-static bool add_tool_calls(chat *c, size_t at, struct json_object *calls, mx_value *dict)
-{
-    char where[80];
-    snprintf(where, sizeof where, "messages[%zu].tool_calls", at);
-    if (!json_object_is_type(calls, json_type_array)) {
-        return mx_problem_field(c->p, where, "'%s' must be an array, not %s", where,
-                                mx_json_kind(calls));
-    }
-    size_t n = json_object_array_length(calls);
-    if (n == 0) {
-        return true;
-    }
-    mx_value *list = mx_value_list(c->arena);
-    for (size_t i = 0; i < n; i++) {
-        struct json_object *call = json_object_array_get_idx(calls, i);
-        struct json_object *f = json_object_is_type(call, json_type_object)
-                                    ? mx_json_field(call, "function") : NULL;
-        struct json_object *name = json_object_is_type(f, json_type_object)
-                                       ? mx_json_field(f, "name") : NULL;
-        if (name == NULL || !json_object_is_type(name, json_type_string)) {
-            return mx_problem_field(c->p, where, "'%s[%zu]' must be an object with "
-                                    "\"function\": {\"name\": \"...\", \"arguments\": \"...\"}",
-                                    where, i);
-        }
-        mx_value *function = mx_value_dict(c->arena);
-        set(c, function, "name", data(c, mx_json_text(name)));
-        set(c, function, "arguments", arguments_of(c, mx_json_field(f, "arguments")));
-        mx_value *out = mx_value_dict(c->arena);
-        struct json_object *id = mx_json_field(call, "id");
-        if (id != NULL && json_object_is_type(id, json_type_string)) {
-            set(c, out, "id", data(c, mx_json_text(id)));
-        }
-        set(c, out, "type", data(c, MX_STR("function")));
-        set(c, out, "function", function);
-        list = mx_value_list_add(c->arena, list, out);
-    }
-    set(c, dict, "tool_calls", list);
-    return true;
-}
-
-/* ---- messages -------------------------------------------------------------------------------- */
-
-static bool read_role(chat *c, size_t at, struct json_object *m, mx_str *role)
-{
-    static const struct { const char *given, *used; } roles[] = {
-        {"system", "system"}, {"developer", "system"}, {"user", "user"},
-        {"assistant", "assistant"}, {"tool", "tool"}, {"function", "tool"},
-    };
-    char where[64];
-    snprintf(where, sizeof where, "messages[%zu].role", at);
-    struct json_object *v = mx_json_field(m, "role");
-    if (v == NULL || !json_object_is_type(v, json_type_string)) {
-        return mx_problem_field(c->p, where, "'%s' must be a string: system, user, assistant or "
-                                "tool",
-                                where);
-    }
-    for (size_t i = 0; i < MX_COUNT(roles); i++) {
-        if (mx_str_eq(mx_json_text(v), mx_str_of(roles[i].given))) {
-            *role = mx_str_of(roles[i].used);
-            return true;
-        }
-    }
-    return mx_problem_field(c->p, where, "'%s' is not one of system, developer, user, assistant, "
-                            "tool, function", where);
-}
-
-static bool copy_text_field(chat *c, size_t at, struct json_object *m, const char *name,
-                            mx_value *dict)
-{
-    mx_str s = {0};
-    if (mx_json_field(m, name) == NULL) {
-        return true;
-    }
-    if (!mx_json_get_string(m, name, &s, c->p)) {
-        snprintf(c->p->param, sizeof c->p->param, "messages[%zu].%s", at, name);
-        return false;
-    }
-    set(c, dict, name, data(c, s));
-    return true;
-}
-
-static bool build_message(chat *c, size_t at, mx_buf *text, mx_buf *reasoning, mx_value *dict)
-{
-    struct json_object *m = json_object_array_get_idx(c->messages, at);
-    if (!json_object_is_type(m, json_type_object)) {
-        char where[64];
-        snprintf(where, sizeof where, "messages[%zu]", at);
-        return mx_problem_field(c->p, where, "'%s' must be an object with \"role\" and "
-                                "\"content\", not %s", where, mx_json_kind(m));
-    }
-    mx_str role;
-    if (!read_role(c, at, m, &role) || !read_content(c, at, m, text, reasoning)) {
-        return false;
-    }
-    if (c->continues && at + 1 == c->n_messages) {
-        mx_buf_str(text, c->mark);
-    }
-    set(c, dict, "role", data(c, role));
-    set(c, dict, "content", data(c, mx_buf_view(text)));
-    if (mx_str_eq(role, MX_STR("assistant"))) {
-        static const char *const names[] = {"reasoning_content", "reasoning", "thinking"};
-        for (size_t i = 0; i < MX_COUNT(names) && reasoning->len == 0; i++) {
-            struct json_object *r = mx_json_field(m, names[i]);
-            if (r != NULL && json_object_is_type(r, json_type_string)) {
-                mx_buf_append(reasoning, mx_json_text(r).ptr, mx_json_text(r).len);
-            }
-        }
-        for (size_t i = 0; i < MX_COUNT(names) && reasoning->len > 0; i++) {
-            set(c, dict, names[i], data(c, mx_buf_view(reasoning)));
-        }
-        struct json_object *calls = mx_json_field(m, "tool_calls");
-        if (calls != NULL && !add_tool_calls(c, at, calls, dict)) {
-            return false;
-        }
-    }
-    if (mx_str_eq(role, MX_STR("tool"))) {
-        return copy_text_field(c, at, m, "tool_call_id", dict)
-               && copy_text_field(c, at, m, "name", dict);
-    }
-    return true;
-}
-
-static mx_value *build_messages(chat *c)
-{
-    mx_value *list = mx_value_list(c->arena);
-    mx_buf text = {0}, reasoning = {0};
-    bool ok = true;
-    for (size_t i = 0; ok && i < c->n_messages; i++) {
-        mx_buf_clear(&text);
-        mx_buf_clear(&reasoning);
-        mx_value *dict = mx_value_dict(c->arena);
-        ok = build_message(c, i, &text, &reasoning, dict);
-        list = mx_value_list_add(c->arena, list, dict);
-        if (text.failed || reasoning.failed) {
-            ok = mx_problem_set(c->p, 500, NULL, NULL, "out of memory");
-        }
-    }
-    mx_buf_free(&text);
-    mx_buf_free(&reasoning);
-    return ok ? list : NULL;
-}
 
 static bool is_assistant(struct json_object *m)
 {
@@ -326,7 +28,7 @@ static bool is_assistant(struct json_object *m)
 
 /* Random, because anything that can be known can be sent: also in parts that only become the mark
  * when they are joined, or in a tool's description. */
-static bool choose_mark(chat *c)
+static bool choose_mark(mx_chat *c)
 {
     uint8_t random[16];
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
@@ -340,7 +42,7 @@ static bool choose_mark(chat *c)
 }
 
 /* Decides whether the last message is continued, and whether a new one is opened. */
-static bool read_ending(chat *c, bool *opens_message)
+static bool read_ending(mx_chat *c, bool *opens_message)
 {
     struct json_object *last = json_object_array_get_idx(c->messages, c->n_messages - 1);
     bool continue_asked = true, generation_asked = false;
@@ -376,7 +78,7 @@ static bool read_ending(chat *c, bool *opens_message)
 
 /* ---- tools and variables --------------------------------------------------------------------- */
 
-static bool read_tool_choice(chat *c, bool has_tools)
+static bool read_tool_choice(mx_chat *c, bool has_tools)
 {
     struct json_object *v = mx_json_field(c->body, "tool_choice");
     if (v == NULL) {
@@ -404,7 +106,7 @@ static bool read_tool_choice(chat *c, bool has_tools)
 }
 
 /* One tool of the list in the shape templates know; NULL with a problem set, or to be left out. */
-static mx_value *build_tool(chat *c, size_t at, struct json_object *tool, bool is_bare)
+static mx_value *build_tool(mx_chat *c, size_t at, struct json_object *tool, bool is_bare)
 {
     const char *field = is_bare ? "functions" : "tools";
     if (!json_object_is_type(tool, json_type_object)) {
@@ -428,20 +130,20 @@ static mx_value *build_tool(chat *c, size_t at, struct json_object *tool, bool i
                          is_bare ? "" : "function.");
         return NULL;
     }
-    mx_value *function = value_of(c, f);
+    mx_value *function = mx_chat_value(c, f);
     if (mx_json_field(f, "parameters") == NULL) {
         mx_value *schema = mx_value_dict(c->arena);
-        set(c, schema, "type", data(c, MX_STR("object")));
-        set(c, schema, "properties", mx_value_dict(c->arena));
-        set(c, function, "parameters", schema);
+        mx_chat_set(c, schema, "type", mx_chat_data(c, MX_STR("object")));
+        mx_chat_set(c, schema, "properties", mx_value_dict(c->arena));
+        mx_chat_set(c, function, "parameters", schema);
     }
     mx_value *out = mx_value_dict(c->arena);
-    set(c, out, "type", data(c, MX_STR("function")));
-    set(c, out, "function", function);
+    mx_chat_set(c, out, "type", mx_chat_data(c, MX_STR("function")));
+    mx_chat_set(c, out, "function", function);
     return out;
 }
 
-static bool add_tools(chat *c, mx_value *context)
+static bool add_tools(mx_chat *c, mx_value *context)
 {
     struct json_object *tools = mx_json_field(c->body, "tools");
     bool is_bare = false;
@@ -466,22 +168,22 @@ static bool add_tools(chat *c, mx_value *context)
     }
     bool has_tools = mx_value_count(list) > 0;
     if (has_tools) { /* no tools at all: the variable stays undefined, as templates expect */
-        set(c, context, "tools", list);
+        mx_chat_set(c, context, "tools", list);
     }
     return read_tool_choice(c, has_tools);
 }
 
 /* chat_template_kwargs, and the fields that clients use for the same purpose. */
-static bool add_variables(chat *c, mx_value *context)
+static bool add_variables(mx_chat *c, mx_value *context)
 {
     mx_str effort = {0};
     if (!mx_json_get_string(c->body, "reasoning_effort", &effort, c->p)) {
         return false;
     }
     if (effort.len > 0) {
-        set(c, context, "reasoning_effort", data(c, effort));
+        mx_chat_set(c, context, "reasoning_effort", mx_chat_data(c, effort));
         if (mx_str_eq(effort, MX_STR("none"))) {
-            set(c, context, "enable_thinking", mx_value_bool(c->arena, false));
+            mx_chat_set(c, context, "enable_thinking", mx_value_bool(c->arena, false));
         }
     }
     bool thinking = false;
@@ -489,7 +191,7 @@ static bool add_variables(chat *c, mx_value *context)
         if (!mx_json_get_bool(c->body, "enable_thinking", &thinking, c->p)) {
             return false;
         }
-        set(c, context, "enable_thinking", mx_value_bool(c->arena, thinking));
+        mx_chat_set(c, context, "enable_thinking", mx_value_bool(c->arena, thinking));
     }
     struct json_object *kwargs = mx_json_field(c->body, "chat_template_kwargs");
     if (kwargs == NULL) {
@@ -509,14 +211,14 @@ static bool add_variables(chat *c, mx_value *context)
                                         "field of the request", key);
             }
         }
-        set(c, context, key, value_of(c, item));
+        mx_chat_set(c, context, key, mx_chat_value(c, item));
     }
     return true;
 }
 
 /* ---- rendering ------------------------------------------------------------------------------- */
 
-static bool cut_at_mark(chat *c, mx_rendered *out)
+static bool cut_at_mark(mx_chat *c, mx_rendered *out)
 {
     size_t n_mark = strlen(c->mark);
     char *at = NULL;
@@ -540,7 +242,7 @@ static bool cut_at_mark(chat *c, mx_rendered *out)
     return true;
 }
 
-static bool render(chat *c, const mx_value *context, mx_rendered *out)
+static bool render(mx_chat *c, const mx_value *context, mx_rendered *out)
 {
     mx_errbuf eb = {0};
     mx_render_limits limits = {.max_output_bytes = c->env->max_text_bytes};
@@ -565,7 +267,7 @@ static bool render(chat *c, const mx_value *context, mx_rendered *out)
     return !c->continues || cut_at_mark(c, out);
 }
 
-static bool read_messages(chat *c)
+static bool read_messages(mx_chat *c)
 {
     struct json_object *v = mx_json_field(c->body, "messages");
     if (v == NULL) {
@@ -590,17 +292,17 @@ static bool read_messages(chat *c)
     return true;
 }
 
-static void add_special_texts(chat *c, mx_value *context)
+static void add_special_texts(mx_chat *c, mx_value *context)
 {
     if (c->env->bos_text.len > 0) {
-        set(c, context, "bos_token", mx_value_string(c->arena, c->env->bos_text, true));
+        mx_chat_set(c, context, "bos_token", mx_value_string(c->arena, c->env->bos_text, true));
     }
     if (c->env->eos_text.len > 0) {
-        set(c, context, "eos_token", mx_value_string(c->arena, c->env->eos_text, true));
+        mx_chat_set(c, context, "eos_token", mx_value_string(c->arena, c->env->eos_text, true));
     }
 }
 
-static bool fill_context(chat *c, mx_value *context)
+static bool fill_context(mx_chat *c, mx_value *context)
 {
     bool opens_message = true;
     if (!read_messages(c) || !read_ending(c, &opens_message)) {
@@ -609,12 +311,12 @@ static bool fill_context(chat *c, mx_value *context)
     if (c->continues && !choose_mark(c)) {
         return false;
     }
-    mx_value *messages = build_messages(c);
+    mx_value *messages = mx_chat_build_messages(c);
     if (c->p->status != 0) {
         return false;
     }
-    set(c, context, "messages", messages);
-    set(c, context, "add_generation_prompt", mx_value_bool(c->arena, opens_message));
+    mx_chat_set(c, context, "messages", messages);
+    mx_chat_set(c, context, "add_generation_prompt", mx_value_bool(c->arena, opens_message));
     add_special_texts(c, context);
     if (!add_tools(c, context) || !add_variables(c, context)) {
         return false;
@@ -627,7 +329,7 @@ static bool fill_context(chat *c, mx_value *context)
 }
 
 /* The conversation with its answer, and a message of the user whose content is the mark. */
-static bool fill_next_context(chat *c, mx_str answer, mx_value *context)
+static bool fill_next_context(mx_chat *c, mx_str answer, mx_value *context)
 {
     bool opens_message = true;
     if (!read_messages(c) || !read_ending(c, &opens_message) || c->continues || !opens_message ||
@@ -635,21 +337,21 @@ static bool fill_next_context(chat *c, mx_str answer, mx_value *context)
     {
         return false;
     }
-    mx_value *messages = build_messages(c);
+    mx_value *messages = mx_chat_build_messages(c);
     const struct { const char *role; mx_str content; } more[] = {
         {"assistant", answer}, {"user", mx_str_of(c->mark)},
     };
     for (size_t i = 0; i < MX_COUNT(more) && messages != NULL; i++) {
         mx_value *m = mx_value_dict(c->arena);
-        set(c, m, "role", data(c, mx_str_of(more[i].role)));
-        set(c, m, "content", data(c, more[i].content));
+        mx_chat_set(c, m, "role", mx_chat_data(c, mx_str_of(more[i].role)));
+        mx_chat_set(c, m, "content", mx_chat_data(c, more[i].content));
         messages = mx_value_list_add(c->arena, messages, m);
     }
     if (c->p->status != 0 || messages == NULL) {
         return false;
     }
-    set(c, context, "messages", messages);
-    set(c, context, "add_generation_prompt", mx_value_bool(c->arena, true));
+    mx_chat_set(c, context, "messages", messages);
+    mx_chat_set(c, context, "add_generation_prompt", mx_value_bool(c->arena, true));
     add_special_texts(c, context);
     c->continues = true; /* render cuts the text at the mark */
     return add_tools(c, context) && add_variables(c, context);
@@ -657,7 +359,7 @@ static bool fill_next_context(chat *c, mx_str answer, mx_value *context)
 
 /* System messages at the beginning, and a message of a user who is somebody else: many templates
  * refuse to render without any. */
-static bool fill_stem_context(chat *c, mx_value *context)
+static bool fill_stem_context(mx_chat *c, mx_value *context)
 {
     if (!read_messages(c)) {
         return false;
@@ -666,23 +368,23 @@ static bool fill_stem_context(chat *c, mx_value *context)
     mx_str role;
     for (; n < c->n_messages; n++) {
         struct json_object *m = json_object_array_get_idx(c->messages, n);
-        if (!json_object_is_type(m, json_type_object) || !read_role(c, n, m, &role)
+        if (!json_object_is_type(m, json_type_object) || !mx_chat_read_role(c, n, m, &role)
             || !mx_str_eq(role, MX_STR("system")))
         {
             break;
         }
     }
     c->n_messages = n;
-    mx_value *messages = build_messages(c);
+    mx_value *messages = mx_chat_build_messages(c);
     mx_value *user = mx_value_dict(c->arena);
-    set(c, user, "role", data(c, MX_STR("user")));
-    set(c, user, "content", data(c, MX_STR(".")));
+    mx_chat_set(c, user, "role", mx_chat_data(c, MX_STR("user")));
+    mx_chat_set(c, user, "content", mx_chat_data(c, MX_STR(".")));
     messages = messages != NULL ? mx_value_list_add(c->arena, messages, user) : NULL;
     if (c->p->status != 0 || messages == NULL) {
         return false;
     }
-    set(c, context, "messages", messages);
-    set(c, context, "add_generation_prompt", mx_value_bool(c->arena, true));
+    mx_chat_set(c, context, "messages", messages);
+    mx_chat_set(c, context, "add_generation_prompt", mx_value_bool(c->arena, true));
     add_special_texts(c, context);
     return add_tools(c, context) && add_variables(c, context);
 }
@@ -705,7 +407,7 @@ size_t mx_chat_stem(const mx_chat_env *env, struct json_object *body, const mx_r
 {
     mx_problem p = {0};
     mx_rendered stem = {0};
-    chat c = {.env = env, .p = &p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
+    mx_chat c = {.env = env, .p = &p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
     mx_value *context = c.arena == NULL ? NULL : mx_value_dict(c.arena);
     size_t n = 0;
     if (context != NULL && fill_stem_context(&c, context) && render(&c, context, &stem)) {
@@ -720,7 +422,7 @@ bool mx_chat_render_next(const mx_chat_env *env, struct json_object *body, mx_st
                          mx_rendered *out, mx_problem *p)
 {
     *out = (mx_rendered){0};
-    chat c = {.env = env, .p = p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
+    mx_chat c = {.env = env, .p = p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
     mx_value *context = c.arena == NULL ? NULL : mx_value_dict(c.arena);
     bool ok = env->template != NULL && context != NULL &&
               fill_next_context(&c, answer, context) && render(&c, context, out);
@@ -777,16 +479,25 @@ bool mx_chat_rewrites_answers(const mx_chat_env *env)
 bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
                     mx_problem *p)
 {
+    size_t n_replayed;
+    return mx_chat_render_replayed(env, body, out, &n_replayed, p);
+}
+
+bool mx_chat_render_replayed(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
+                             size_t *n_replayed, mx_problem *p)
+{
     *out = (mx_rendered){0};
+    *n_replayed = 0;
     if (env->template == NULL) {
         return mx_problem_set(p, 400, "no_chat_template", "messages",
                               "the model file has no usable chat template, so messages cannot "
                                   "become a prompt: use /v1/completions with the prompt text");
     }
-    chat c = {.env = env, .p = p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
+    mx_chat c = {.env = env, .p = p, .body = body, .arena = mx_arena_create(ARENA_BYTES)};
     mx_value *context = c.arena == NULL ? NULL : mx_value_dict(c.arena);
     bool ok = context != NULL ? fill_context(&c, context) && render(&c, context, out)
                               : mx_problem_set(p, 500, NULL, NULL, "out of memory");
+    *n_replayed = c.n_replayed;
     mx_arena_destroy(c.arena);
     return ok;
 }

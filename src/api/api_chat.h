@@ -9,6 +9,7 @@
 #define MX_API_CHAT_H
 
 #include "api/api_json.h"
+#include "api/api_tools.h"
 #include "text/template.h"
 
 typedef struct mx_chat_env {
@@ -16,6 +17,10 @@ typedef struct mx_chat_env {
     mx_str bos_text, eos_text;   /* raw text of the special tokens, empty = none */
     int64_t now_s;               /* what strftime_now sees */
     size_t max_text_bytes;       /* 0 = the template interpreter's own limit */
+    /* Appends what the answer said in which a call of a tool was made; false: not known. NULL =
+     * calls are rendered as the client sends them. */
+    bool (*said)(void *arg, const uint8_t nonce[MX_TURN_NONCE], mx_buf *out);
+    void *said_arg;
 } mx_chat_env;
 
 /* Renders `body` (an object). *out: text, and the spans of it that are markup; free with
@@ -26,6 +31,10 @@ typedef struct mx_chat_env {
  * `add_generation_prompt`: true ask for a new message instead. */
 bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
                     mx_problem *p);
+/* The same; *n_replayed: so many messages stand there as they were sampled, by the ids of their
+ * calls. */
+bool mx_chat_render_replayed(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
+                             size_t *n_replayed, mx_problem *p);
 
 /* What every prompt begins with that goes on behind `answer`, the whole reply to `body`, with a
  * message of the user; up to that message's content. False: not possible, *p may say why. *out

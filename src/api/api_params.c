@@ -299,6 +299,19 @@ static bool read_limits(mx_api_params *a, struct json_object *o, bool is_chat, m
     return true;
 }
 
+/* What is wrong with them the rendering says. */
+static void read_tools(mx_api_params *a, struct json_object *o)
+{
+    struct json_object *tools = mx_json_field(o, "tools"), *choice = mx_json_field(o, "tool_choice");
+    if (tools == NULL) {
+        tools = mx_json_field(o, "functions");
+    }
+    a->has_tools = json_object_is_type(tools, json_type_array) &&
+                   json_object_array_length(tools) > 0 &&
+                   !(json_object_is_type(choice, json_type_string) &&
+                     mx_str_eq(mx_json_text(choice), MX_STR("none")));
+}
+
 static bool read_stream(mx_api_params *a, struct json_object *o, mx_problem *p)
 {
     if (!mx_json_get_bool(o, "stream", &a->stream, p)) {
@@ -343,6 +356,7 @@ bool mx_api_params_read(mx_api_params *out, struct json_object *body, bool is_ch
     if (out->model.len > 256) {
         return mx_problem_field(p, "model", "'model' is longer than 256 bytes");
     }
+    read_tools(out, body);
     return check_unsupported(body, is_chat, p) && read_sampling(out, body, p)
            && read_logprobs(out, body, is_chat, p) && read_limits(out, body, is_chat, p)
            && read_stream(out, body, p) && read_cache(out, body, p) && read_stops(out, body, p)

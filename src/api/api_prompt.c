@@ -204,9 +204,9 @@ static size_t tokens_of_stem(const mx_tokenizer *t, mx_rendered *r, size_t n, co
     return common;
 }
 
-/* Where the markup behind the last message begins. The next prompt of the conversation may have other
- * markup there: the answer instead of what opens one, no reasoning. Counted from the end, so that
- * nothing is tokenised again. */
+/* Where the markup behind the last message begins. The next prompt of the conversation may have
+ * other markup there: the answer instead of what opens one, no reasoning. Counted from the end,
+ * so that nothing is tokenised again. */
 static size_t tokens_before_ending(const mx_tokenizer *t, const mx_rendered *r,
                                    const mx_prompt *out)
 {
@@ -261,12 +261,56 @@ bool mx_api_next_prompt(mx_api *a, const mx_reply *reply, const mx_prompt_rules 
     return ok;
 }
 
+/* ---- calls of tools -------------------------------------------------------------------------- */
+
+typedef struct said_where {
+    mx_api *api;
+    const mx_hash256 *scope;
+} said_where;
+
+static bool said(void *arg, const uint8_t nonce[MX_TURN_NONCE], mx_buf *out)
+{
+    const said_where *w = arg;
+    const mx_tokenizer *tok = mx_model_tokenizer(w->api->model);
+    return mx_recall_said(w->api->recall, tok, w->scope, nonce, out) ||
+           (mx_api_fetch_said(w->api, w->scope, nonce) &&
+            mx_recall_said(w->api->recall, tok, w->scope, nonce, out));
+}
+
+/* Renders with the calls as they were sampled; *differs: as the client sent them it would be
+ * another text. */
+static bool render(mx_api *a, mx_chat_env *env, struct json_object *body,
+                   const mx_prompt_rules *rules, mx_rendered *out, bool *differs, mx_problem *p)
+{
+    said_where where = {a, &rules->scope};
+    size_t n_replayed;
+    mx_chat_env plain = *env;
+    *differs = false;
+    if (rules->reads_recall) {
+        env->said = said;
+        env->said_arg = &where;
+    }
+    bool ok = mx_chat_render_replayed(env, body, out, &n_replayed, p);
+    env->said = NULL;
+    if (!ok || n_replayed == 0) {
+        return ok;
+    }
+    mx_rendered sent;
+    mx_problem ignored = {0};
+    *differs = !mx_chat_render(&plain, body, &sent, &ignored) ||
+               !mx_str_eq(mx_buf_view(&sent.text), mx_buf_view(&out->text));
+    mx_rendered_free(&sent);
+    return true;
+}
+
 bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,
                         mx_prompt **out, size_t *n, mx_problem *p)
 {
     mx_chat_env env = mx_api_chat_env(a);
     mx_rendered r;
-    bool ok = mx_chat_render(&env, body, &r, p) && may_fit(a, r.text.len, "messages", p);
+    bool is_replayed;
+    bool ok = render(a, &env, body, rules, &r, &is_replayed, p) &&
+              may_fit(a, r.text.len, "messages", p);
     if (ok) {
         *n = 1;
         *out = mx_calloc(1, sizeof **out);
@@ -277,6 +321,7 @@ bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rul
             s.text = (mx_str){r.text.ptr == NULL ? "" : r.text.ptr, r.text.len};
             ok = tokenise(a, &s, rules, *out, p);
             if (ok) {
+                (*out)->is_replayed = is_replayed;
                 find_marks(a, &env, body, &r, *out);
             }
         }

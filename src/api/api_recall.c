@@ -444,7 +444,7 @@ static bool append_ids(mx_tokens *to, const int32_t *from, size_t n_from)
     return true;
 }
 
-/* The turns of e; the last one only where some of its answer is in the text. */
+/* The turns of b->e; the last one only where some of its answer is in the text. */
 static bool copy_turns(mx_turns *to, const best_answer *b)
 {
     size_t n = b->e->n_turns - (b->n_ids == 0);
@@ -454,7 +454,11 @@ static bool copy_turns(mx_turns *to, const best_answer *b)
         }
     }
     if (b->n_ids > 0) {
-        to->list[to->n - 1].n_end = (uint32_t)(key_of(b->e)->n_prompt + b->n_ids);
+        mx_turn *last = &to->list[to->n - 1];
+        last->n_end = (uint32_t)(last->n_prompt + b->n_ids);
+        if (last->n_end < b->e->n_ids) { /* the beginning of an answer is not what was said in it */
+            memset(last->nonce, 0, sizeof last->nonce);
+        }
     }
     return true;
 }
@@ -487,6 +491,45 @@ size_t mx_recall_find(mx_recall *m, const mx_tokenizer *tok, const mx_recall_tex
     mx_free(agrees);
     mx_free(list);
     return len;
+}
+
+/* ---- what was said --------------------------------------------------------------------------- */
+
+/* The newest entry that knows the answer, held. */
+static entry *hold_said(mx_recall *m, const mx_hash256 *scope, const uint8_t *nonce, size_t *at)
+{
+    entry *found = NULL;
+    pthread_mutex_lock(&m->mu);
+    for (entry *e = m->newest; e != NULL && found == NULL; e = e->older) {
+        for (size_t i = e->n_turns; i-- > 0 && found == NULL;) {
+            if (memcmp(e->turns[i].nonce, nonce, MX_TURN_NONCE) == 0 &&
+                mx_hash256_eq(&e->scope, scope))
+            {
+                found = e;
+                *at = i;
+                e->n_holders++;
+            }
+        }
+    }
+    pthread_mutex_unlock(&m->mu);
+    return found;
+}
+
+bool mx_recall_said(mx_recall *m, const mx_tokenizer *tok, const mx_hash256 *scope,
+                    const uint8_t nonce[MX_TURN_NONCE], mx_buf *out)
+{
+    size_t at = 0;
+    entry *e = hold_said(m, scope, nonce, &at);
+    if (e == NULL) {
+        return false;
+    }
+    size_t end = mx_min_size(e->turns[at].n_end, e->n_ids);
+    for (size_t i = e->turns[at].n_prompt; i < end; i++) {
+        mx_str piece = mx_tokenizer_piece(tok, e->ids[i], false);
+        mx_buf_append(out, piece.ptr, piece.len);
+    }
+    let_go(m, &e, 1, NULL);
+    return !out->failed;
 }
 
 /* ---- turns whose ids are elsewhere ----------------------------------------------------------- */

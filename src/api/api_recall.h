@@ -16,6 +16,7 @@
 #define MX_API_RECALL_H
 
 #include "cold/cold_turn.h"
+#include "base/buf.h"
 #include "text/tokenizer.h"
 
 typedef struct mx_recall mx_recall;
@@ -63,6 +64,10 @@ void mx_recall_store(mx_recall *m, const mx_hash256 *scope, const mx_turns *turn
  * none. */
 size_t mx_recall_find(mx_recall *m, const mx_tokenizer *tok, const mx_recall_text *t,
                       mx_tokens *ids, mx_turns *turns);
+
+/* Appends what the answer that has this nonce says. False: it is not here. */
+bool mx_recall_said(mx_recall *m, const mx_tokenizer *tok, const mx_hash256 *scope,
+                    const uint8_t nonce[MX_TURN_NONCE], mx_buf *out);
 
 /* Which turns could help with t, though their ids are not here: out of list[0..n-1] those that
  * name a beginning of t longer than n_known bytes, longest first. Fills order[] with their

@@ -93,7 +93,8 @@ enum { MX_API_MAX_PROMPTS = 64 }; /* in one request to /v1/completions */
 /* One prompt as token ids. */
 typedef struct mx_prompt {
     mx_tokens tokens;
-    bool is_sampled;  /* usage.cache.prompt_source: "sampled_ids", else "client" */
+    bool is_sampled;  /* usage.cache.prompt_source: "sampled_ids", else "client"; or, before both, */
+    bool is_replayed; /* "tool_map": a call stands there as it was sampled */
     uint32_t marks[2]; /* [n_marks] mx_request_params.marks */
     size_t n_marks;
     /* The ids are to be remembered together with the answer, */
@@ -129,6 +130,8 @@ bool mx_api_text_prompts(mx_api *a, struct json_object *body, const mx_prompt_ru
 /* Puts into a->recall what the folder knows of an answer in t behind its first n_known bytes;
  * waits for the folder, but not long. True: there was something. */
 bool mx_api_fetch_turns(mx_api *a, const mx_recall_text *t, size_t n_known);
+/* The same for the answer that has this nonce. */
+bool mx_api_fetch_said(mx_api *a, const mx_hash256 *scope, const uint8_t nonce[MX_TURN_NONCE]);
 void mx_prompt_free(mx_prompt *prompt); /* what is in it */
 void mx_prompts_free(mx_prompt *prompts, size_t n);
 

@@ -92,3 +92,23 @@ bool mx_api_fetch_turns(mx_api *a, const mx_recall_text *t, size_t n_known)
     mx_free(sessions);
     return n_found > 0;
 }
+
+bool mx_api_fetch_said(mx_api *a, const mx_hash256 *scope, const uint8_t nonce[MX_TURN_NONCE])
+{
+    mx_cold *cold = mx_engine_cold(a->engine);
+    mx_turn *turns;
+    mx_hash256 *sessions;
+    size_t n;
+    if (cold == NULL || mx_cold_list_turns(cold, scope, 0, 0, nonce, LOAD_WAIT_US, &turns,
+                                           &sessions, &n) != MX_OK)
+    {
+        return false;
+    }
+    bool any = false;
+    for (size_t i = 0; i < n && !any; i++) {
+        any = fetch(a, scope, &sessions[i], nonce);
+    }
+    mx_free(turns);
+    mx_free(sessions);
+    return any;
+}

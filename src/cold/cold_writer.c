@@ -414,8 +414,9 @@ static size_t touch_all(mx_cold *c, const mx_cold_job *job)
     return mx_cold_touch_chain(c, &c->writer_folder, job->page_ids, job->n_pages, now);
 }
 
-/* The same answers, but for the nonces: with these, each repetition would be another manifest, and all
- * that the old one's costs is that a tool call of the last repetition is tokenised again. */
+/* The same answers, but for the nonces: with these, each repetition would be another manifest,
+ * and all that the old one's costs is that a tool call of the last repetition is tokenised
+ * again. */
 static bool are_same_turns(const mx_disk_manifest *a, const mx_disk_manifest *b)
 {
     bool is_same = a->n_turns == b->n_turns;
@@ -429,7 +430,8 @@ static bool are_same_turns(const mx_disk_manifest *a, const mx_disk_manifest *b)
     return is_same;
 }
 
-/* Does the folder's manifest of that name say all this? That of a turn stands for that of a prompt. */
+/* Does the folder's manifest of that name say all this? That of a turn stands for that of a
+ * prompt. */
 static bool is_manifest_there(const mx_cold *c, const char *name, const mx_disk_manifest *want)
 {
     const mx_cold_folder *f = &c->writer_folder;
@@ -452,10 +454,10 @@ static bool is_manifest_there(const mx_cold *c, const char *name, const mx_disk_
     return is_same;
 }
 
-/* The same point again: all that is new is its age. Written anew, each repetition of a prompt would
- * cost two fsyncs and a file; a new age for each page at every repetition would still wear the disk.
- * An age needs to be right to a fraction of the time after which a file may be deleted. False: it is
- * not there (any more). */
+/* The same point again: all that is new is its age. Written anew, each repetition of a prompt
+ * would cost two fsyncs and a file; a new age for each page at every repetition would still wear
+ * the disk. An age needs to be right to a fraction of the time after which a file may be
+ * deleted. False: it is not there (any more). */
 static bool is_session_kept(mx_cold *c, const mx_cold_job *job, const mx_disk_manifest *m)
 {
     enum { REFRESH_S = 60 };
@@ -483,13 +485,16 @@ static bool is_session_kept(mx_cold *c, const mx_cold_job *job, const mx_disk_ma
     return true;
 }
 
-/* The answers that begin within the chain. */
+/* The answers that are in the chain, the last one perhaps not to its end. One that goes on
+ * behind it is told of by a longer one. */
 static uint32_t encode_turns(const mx_cold_job *job, uint8_t *out)
 {
     uint32_t n = 0;
     for (size_t i = 0; i < job->n_turns && n < MX_DISK_MANIFEST_MAX_TURNS; i++) {
-        if (job->turns[i].n_prompt < job->n_session_tokens) {
-            mx_turn_encode(&job->turns[i], out + MX_DISK_TURN_BYTES * n++);
+        const mx_turn *t = &job->turns[i];
+        if (t->n_prompt < job->n_session_tokens
+            && (t->n_end == UINT32_MAX || t->n_end <= job->n_session_tokens)) {
+            mx_turn_encode(t, out + MX_DISK_TURN_BYTES * n++);
         }
     }
     return n;

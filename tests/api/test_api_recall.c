@@ -35,8 +35,10 @@ static mx_recall_text text_of(const char *text)
 /* A prompt of n_prompt ids with an answer of the rest. */
 static void put(mx_recall *m, const mx_recall_text *t, size_t n_prompt, const int32_t *ids, size_t n)
 {
+    static uint32_t n_puts;
     mx_turn turn = {.n_end = 0};
     if (mx_recall_name(t, n_prompt, &turn)) {
+        mx_put_le32(turn.nonce, __atomic_add_fetch(&n_puts, 1, __ATOMIC_RELAXED));
         mx_recall_store(m, t->scope, &(mx_turns){&turn, 1, 1}, ids, n);
     }
 }
@@ -413,6 +415,12 @@ static int64_t answer_of(mx_recall *m, const mx_tokenizer *tok, const mx_recall_
     }
     assert_int_equal(turns.n, ids.n > 1);
     if (turns.n > 0) {
+        static const uint8_t none[MX_TURN_NONCE] = {0};
+        mx_buf text = {0};
+        bool is_whole = memcmp(turns.list[0].nonce, none, sizeof none) != 0;
+        assert_true(is_whole == mx_recall_said(m, tok, &scope_one, turns.list[0].nonce, &text));
+        assert_true(!is_whole || text.len == *n_bytes - 1);
+        mx_buf_free(&text);
         assert_int_equal(turns.list[0].n_prompt, 1);
         assert_int_equal(turns.list[0].n_end, ids.n);
     }

@@ -91,9 +91,10 @@ static void check_whole(mx_cold *c, const state *s)
 static void write_two(state *s, mx_cold *c)
 {
     talk_make(&s->talk, &s->root, 1, 0, 3 * 64 + 9);
-    /* The third begins behind what is stored and is left out. */
-    mx_turn turns[3] = {turn_of(1, 100, 130), turn_of(2, 150, UINT32_MAX), turn_of(3, 201, 300)};
-    assert_int_equal(write_with(c, &s->talk, turns, 3), MX_OK);
+    /* The third ends, the fourth begins behind what is stored: they are left out. */
+    mx_turn turns[4] = {turn_of(1, 100, 130), turn_of(2, 150, UINT32_MAX), turn_of(3, 190, 202),
+                        turn_of(4, 201, 300)};
+    assert_int_equal(write_with(c, &s->talk, turns, 4), MX_OK);
 }
 
 static void test_answers_come_back(void **arg)

@@ -497,3 +497,81 @@ def test_verify_restore(start):
     assert cold.text == warm.text == from_disk.text
     assert 'mtplx_restores_verified_total{result="equal"} 1' in s.get("/metrics").text
     assert 'mtplx_restores_verified_total{result="different"} 0' in s.get("/metrics").text
+
+
+# ---- calls of tools -------------------------------------------------------------------------------
+
+WEATHER = [{"type": "function", "function": {
+    "name": "get_weather", "description": "The weather of a town.",
+    "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}}]
+
+
+def call_text(town, days):
+    return ('<tool_call>\n{"name": "get_weather", "arguments": {"town": "%s", "days": %d}}\n'
+            "</tool_call>" % (town, days))
+
+
+def weather_chat():
+    """With three examples the small model makes the fourth call."""
+    chat = [{"role": "system", "content": "You call tools."}]
+    for town, days in (("Paris", 2), ("Rome", 5), ("Berlin", 4)):
+        chat += [{"role": "user", "content": f"Weather in {town} for {days} days?"},
+                 {"role": "assistant", "content": call_text(town, days)}]
+    return chat + [{"role": "user", "content": "Weather in Oslo for 3 days?"}]
+
+
+def with_result(chat, calls):
+    return chat + [{"role": "assistant", "content": None, "tool_calls": calls},
+                   {"role": "tool", "tool_call_id": calls[0]["id"], "content": "Rain."}]
+
+
+def test_calls_come_back_as_they_were_sampled(start):
+    """However a client writes the arguments, the next turn reuses the call, after a restart, too."""
+    chat, s = weather_chat(), start("--ssd-restore", "always")
+    body = {"messages": chat, "tools": WEATHER, "temperature": 0, "max_tokens": 60}
+    first = s.post("/v1/chat/completions", body).json()
+    choice = first["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == ""
+    calls = choice["message"]["tool_calls"]
+    assert [c["function"]["name"] for c in calls] == ["get_weather"]
+    assert json.loads(calls[0]["function"]["arguments"]) == {"town": "Oslo", "days": 3}
+    total = first["usage"]["total_tokens"]
+    for arguments in ('{"days":3,"town":"Oslo"}', '{\n  "town" : "Oslo",\n  "days" : 3\n}'):
+        calls[0]["function"]["arguments"] = arguments
+        second = s.chat(with_result(chat, calls), tools=WEATHER)
+        assert second.cache["prompt_source"] == "tool_map"
+        assert second.cache["ram_tokens"] >= total - 1, second.usage
+    # A call that the client has changed is what the client says.
+    changed = json.loads(json.dumps(calls))
+    changed[0]["function"]["arguments"] = '{"days":4,"town":"Oslo"}'
+    other = s.chat(with_result(chat, changed), tools=WEATHER)
+    assert other.cache["prompt_source"] == "client" and other.cached < total - 1
+    s.wait_for("the folder", lambda i: i["ssd"]["queued_jobs"] == 0 and i["ssd"]["turns"] > 0)
+    s.kill()
+    s = start("--ssd-restore", "always")
+    second = s.chat(with_result(chat, calls), tools=WEATHER)
+    assert second.cache["prompt_source"] == "tool_map"
+    assert second.cache["ssd_tokens"] >= total - 1, second.usage
+    assert s.stop() == 0
+    s = start("--canonical-prompts", "--ssd-session-cache", "off")
+    again = s.post("/v1/chat/completions", body).json()["choices"][0]["message"]["tool_calls"]
+    assert again[0]["id"] != calls[0]["id"]
+    assert s.chat(with_result(chat, again), tools=WEATHER).cache["prompt_source"] == "client"
+
+
+def test_calls_in_a_stream(start):
+    s = start("--ssd-session-cache", "off")
+    events = s.stream(weather_chat(), tools=WEATHER, max_tokens=60)
+    deltas = [e["choices"][0]["delta"] for e in events if e != "[DONE]" and e["choices"]]
+    assert "".join(d.get("content") or "" for d in deltas) == ""
+    calls = [c for d in deltas for c in d.get("tool_calls", [])]
+    assert len(calls) == 1 and calls[0]["index"] == 0
+    assert json.loads(calls[0]["function"]["arguments"]) == {"town": "Oslo", "days": 3}
+    assert [e["choices"][0]["finish_reason"] for e in events if e != "[DONE]"][-1] == "tool_calls"
+    # Without tools, or when none may be called, the same is text.
+    for fields in ({}, {"tools": WEATHER, "tool_choice": "none"}):
+        events = s.stream(weather_chat(), max_tokens=60, **fields)
+        text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events
+                       if e != "[DONE]")
+        assert text.strip() == call_text("Oslo", 3)
+        assert events[-2]["choices"][0]["finish_reason"] == "stop"

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * api_tools.h: calls of tools in an answer. Understood is the form of Hermes, Qwen2.5, Qwen3 and
+ * QwQ, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them at the end;
+ * all else stays text.
+ *
+ * A call's id names the answer it was made in (mx_turn.nonce), so when it comes back, what the
+ * model wrote is found again and takes the place of what a client or a template makes of it.
+ *
+ * Pure functions, any thread.
+ */
+#ifndef MX_API_TOOLS_H
+#define MX_API_TOOLS_H
+
+#include "api/api_json.h"
+#include "cold/cold_turn.h"
+
+typedef struct mx_tool_call {
+    struct json_object *object; /* owned: the call as it was written */
+    mx_str name;                /* in it, as the next */
+    struct json_object *arguments;
+} mx_tool_call;
+
+enum { MX_TOOL_CALLS_MAX = 64, MX_TOOL_ID_CAP = 48 };
+
+typedef struct mx_tool_calls {
+    mx_str content;             /* of the text before the first call, without blanks at its end */
+    size_t n;
+    mx_tool_call calls[MX_TOOL_CALLS_MAX];
+} mx_tool_calls;
+
+/* False: there is no call in the text, or something else than calls behind the first. */
+bool mx_tool_calls_read(mx_tool_calls *out, mx_str text);
+void mx_tool_calls_free(mx_tool_calls *c);
+
+/* How much of an unfinished answer can be shown as content: not what is, or may become, a call. */
+size_t mx_tool_calls_safe(mx_str text);
+
+void mx_tool_id(const uint8_t nonce[MX_TURN_NONCE], size_t index, char out[MX_TOOL_ID_CAP]);
+/* False: it is not one of ours. */
+bool mx_tool_id_read(mx_str id, uint8_t nonce[MX_TURN_NONCE], size_t *index);
+
+/* Does a client's list of calls (OpenAI's tool_calls) say the same, whatever the order of keys
+ * and the blanks in it? The ids must be those of `nonce`, in order. */
+bool mx_tool_calls_equal(const mx_tool_calls *c, const uint8_t nonce[MX_TURN_NONCE],
+                         struct json_object *client_calls);
+
+/* The elements of "tool_calls"; with_index: as a delta of a stream. */
+void mx_tool_calls_write(mx_buf *b, const mx_tool_calls *c, const uint8_t nonce[MX_TURN_NONCE],
+                         bool with_index);
+
+#endif
