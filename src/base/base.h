@@ -19,6 +19,7 @@
 #define MX_INLINE static inline __attribute__((always_inline, unused))
 #define MX_LIKELY(x) __builtin_expect(!!(x), 1)
 #define MX_PREFETCH(p) __builtin_prefetch(p)
+#define MX_PREFETCH_WRITE(p) __builtin_prefetch(p, 1)
 #define MX_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 #define MX_COUNT(a) (sizeof(a) / sizeof((a)[0]))

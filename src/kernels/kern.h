@@ -20,6 +20,7 @@ enum {
     MX_PAGE_TOKENS = 64, /* tokens in a KV page; also the attention step */
     MX_ATTN_SPAN = 512,  /* tokens of a sequence that attention sums up by themselves */
     MX_PANEL_ROWS = 16,  /* weight rows that are computed together, one lane each */
+    MX_MATMUL_PANELS = 2, /* panels that go over many rows together: ranges of matmul are best even */
     MX_SUB_BLOCK = 32,   /* most products in one integer sum */
     MX_ACT_BLOCK = 256,  /* activations that share one 16-bit scale; a row's last may be short */
 };

@@ -2,9 +2,9 @@
  *
  * kern_impl_matmul.h (internal, part of kern_impl.h): matrix times rows.
  *
- * A panel is walked group by group (256 inputs, one activation scale). With many rows, a group is
- * expanded to pairs of i16 in L1 once and a register tile runs over the rows; with up to eight rows
- * the quants are unpacked in registers instead. Integer sums are exact, so both ways and all
+ * A panel is walked group by group (256 inputs, one activation scale). With many rows, a group of
+ * VEC_PANELS panels is expanded to pairs of i16 in L1 once and register tiles run over the rows; with
+ * few rows the quants are unpacked in registers instead. Integer sums are exact, so both ways and all
  * tilings give the same bits as long as the f32 steps keep their order.
  */
 
@@ -126,6 +126,16 @@ MX_INLINE v16i broadcast_pair(const int16_t *q)
 
 /* ---- many rows: expand once, then a register tile --------------------------------------------- */
 
+_Static_assert(VEC_PANELS <= (int)MX_MATMUL_PANELS && VEC_PANELS % VEC_TILE_PANELS == 0,
+               "panels go over the rows in whole tiles");
+_Static_assert(VEC_TILE_ROWS < 8, "rests of tiles are of 4 and of 1 rows");
+
+/* The panels of a tile, as j. */
+#define EACH_PANEL MX_UNROLL for (size_t j = 0; j < VEC_TILE_PANELS; j++)
+
+/* The first panels of the tiles that share some rows, as j. */
+#define EACH_TILE for (size_t j = 0; j < n_panels; j += VEC_TILE_PANELS)
+
 typedef struct group_rows {
     int n_subs;         /* sub-blocks of 32 in this group */
     const int16_t *q;   /* first row, at this group */
@@ -165,8 +175,16 @@ MX_INLINE group_rows rows_of_group(const mx_act *a, uint32_t row, uint32_t group
     };
 }
 
+/* The rows of a tile lie apart, so nothing but this fetches those of the next from L2, or from further
+ * away when all rows of a wide matrix do not fit there. Behind the last row is who knows what: asking
+ * for it does no harm, but a pointer must not get there by arithmetic of its own. */
+MX_INLINE void prefetch_row(const void *q, size_t ahead)
+{
+    MX_PREFETCH((const void *)((uintptr_t)q + ahead));
+}
+
 MX_INLINE void expand_scales(const mx_qtype type, const uint8_t *scales, int n_subs,
-                             mx_matmul_scratch *x)
+                             mx_expanded *x)
 {
     const super_scales super = load_super(type, scales);
     const int n = n_subs * (MX_SUB_BLOCK / mx_sub_of(type));
@@ -181,14 +199,31 @@ MX_INLINE void expand_scales(const mx_qtype type, const uint8_t *scales, int n_s
     }
 }
 
+/* Panels come from memory, and the hardware's own prefetching ends at every 4 KiB. Asked for this far
+ * ahead, decoding took 0.55 of the time; 1.5, 4 and 16 KiB were slower (Xeon with AVX-512). */
+enum { PANEL_AHEAD = 8192 };
+
+/* Asks for the eighth `s32` of the group that lies PANEL_AHEAD behind this one. There may be nothing:
+ * asking does no harm, but a pointer must not get there by arithmetic of its own. */
+MX_INLINE void prefetch_panel(const mx_qtype type, const uint8_t *group, const int s32)
+{
+    const size_t step = (mx_group_bytes(type, MX_GROUP_SUBS) / MX_GROUP_SUBS + 63) / 64 * 64;
+    const uintptr_t at = (uintptr_t)group + PANEL_AHEAD + (size_t)s32 * step;
+    MX_UNROLL
+    for (size_t i = 0; i < step; i += 64) {
+        MX_PREFETCH((const void *)(at + i));
+    }
+}
+
 MX_INLINE void expand_as(const mx_qtype type, const uint8_t *group, int n_subs,
-                         mx_matmul_scratch *x)
+                         mx_expanded *x)
 {
     const size_t quant_bytes = mx_quant_bytes(type);
     const uint8_t *scales = group + (size_t)n_subs * quant_bytes;
     const int offset = mx_offset_of(type);
     const v16i off = vi_set1(offset | offset << 16);
     for (int s = 0; s < n_subs; s++) {
+        prefetch_panel(type, group, s);
         MX_UNROLL
         for (int p = 0; p < 16; p++) {
             const v16i v = unpack_pair(type, group + (size_t)s * quant_bytes, p);
@@ -198,56 +233,70 @@ MX_INLINE void expand_as(const mx_qtype type, const uint8_t *group, int n_subs,
     expand_scales(type, scales, n_subs, x);
 }
 
-/* tm rows against an expanded group; acc is the running result of each row. is_8: activations of 8
+/* tm rows against the expanded groups; x->acc is the running result of each. is_8: activations of 8
  * bits, whose scales change with every 32 inputs (only levels without a product of bytes get
  * here with them, and types whose bytes do not fit it). */
 MX_INLINE void tile(const int sub, const bool has_min, const bool is_8, const int tm,
-                    const mx_matmul_scratch *x, const group_rows *g, size_t row,
-                    float (*acc)[MX_PANEL_ROWS])
+                    mx_matmul_scratch *x, const group_rows *g, size_t row,
+                    size_t j0)
 {
     const int pairs = sub / 2;
     const float *sum = g->sum + row * g->sum_stride;
-    const uint8_t *w = x->w16[0];
     const int16_t *q[VEC_TILE_ROWS];
-    v16f t[VEC_TILE_ROWS];
-    v16f c[VEC_TILE_ROWS];
+    v16f t[VEC_TILE_ROWS][VEC_TILE_PANELS];
+    v16f c[VEC_TILE_ROWS][VEC_TILE_PANELS];
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
         q[r] = g->q + (row + (size_t)r) * g->q_stride;
-        t[r] = vf_zero();
-        c[r] = vf_load(acc[row + (size_t)r]);
+        EACH_PANEL {
+            t[r][j] = vf_zero();
+            c[r][j] = is_8 ? vf_load(x->acc[j0 + j][row + (size_t)r]) : vf_zero();
+        }
     }
     const int n = g->n_subs * (MX_SUB_BLOCK / sub);
-    for (int s = 0; s < n; s++, w += pairs * MX_VEC_BYTES) {
-        v16i is[VEC_TILE_ROWS];
+    for (int s = 0; s < n; s++) {
+        v16i is[VEC_TILE_ROWS][VEC_TILE_PANELS];
         MX_UNROLL
         for (int r = 0; r < tm; r++) {
-            is[r] = vi_set1(0);
+            EACH_PANEL {
+                is[r][j] = vi_set1(0);
+            }
         }
         MX_UNROLL
         for (int p = 0; p < pairs; p++) {
-            v16i v = vi_load(w + p * MX_VEC_BYTES);
-            vi_pin(&v); /* one load for all rows */
+            v16i v[VEC_TILE_PANELS];
+            EACH_PANEL {
+                v[j] = vi_load(x->group[j0 + j].w16[s * pairs + p]);
+                vi_pin(&v[j]); /* one load for all rows */
+            }
             MX_UNROLL
             for (int r = 0; r < tm; r++) {
-                is[r] = vi_dot(is[r], v, broadcast_pair(q[r] + 2 * p));
-                vi_pin(&is[r]);
+                const v16i a = broadcast_pair(q[r] + 2 * p);
+                EACH_PANEL {
+                    is[r][j] = vi_dot(is[r][j], v[j], a);
+                    vi_pin(&is[r][j]);
+                }
             }
         }
         MX_UNROLL
         for (int r = 0; r < tm; r++) {
+            prefetch_row(q[r], (size_t)tm * g->q_stride * sizeof *q[r]);
             q[r] += sub;
         }
-        const v16f ws = vf_load(x->ws[s]);
-        MX_UNROLL
-        for (int r = 0; r < tm; r++) {
-            t[r] = vf_fma(vf_of_int(is[r]), ws, t[r]);
-        }
-        if (has_min) {
-            const v16f wm = vf_load(x->wm[s]);
+        EACH_PANEL {
+            const v16f ws = vf_load(x->group[j0 + j].ws[s]);
             MX_UNROLL
             for (int r = 0; r < tm; r++) {
-                t[r] = vf_fma(vf_set1(sum[(size_t)r * g->sum_stride + (size_t)s]), wm, t[r]);
+                t[r][j] = vf_fma(vf_of_int(is[r][j]), ws, t[r][j]);
+            }
+        }
+        if (has_min) {
+            MX_UNROLL
+            for (int r = 0; r < tm; r++) {
+                const v16f asum = vf_set1(sum[(size_t)r * g->sum_stride + (size_t)s]);
+                EACH_PANEL {
+                    t[r][j] = vf_fma(asum, vf_load(x->group[j0 + j].wm[s]), t[r][j]);
+                }
             }
         }
         if (is_8 && (sub == MX_SUB_BLOCK || s % 2 == 1)) {
@@ -255,41 +304,46 @@ MX_INLINE void tile(const int sub, const bool has_min, const bool is_8, const in
             MX_UNROLL
             for (int r = 0; r < tm; r++) {
                 const float scale = g->scale[(row + (size_t)r) * g->scale_stride + block];
-                c[r] = vf_fma(t[r], vf_set1(scale), c[r]);
-                t[r] = vf_zero();
+                EACH_PANEL {
+                    c[r][j] = vf_fma(t[r][j], vf_set1(scale), c[r][j]);
+                    t[r][j] = vf_zero();
+                }
             }
         }
     }
     MX_UNROLL
     for (int r = 0; r < tm; r++) {
-        if (!is_8) {
-            c[r] = vf_fma(t[r], vf_set1(g->scale[(row + (size_t)r) * g->scale_stride]), c[r]);
+        const v16f scale = vf_set1(is_8 ? 0 : g->scale[(row + (size_t)r) * g->scale_stride]);
+        EACH_PANEL {
+            float *acc = x->acc[j0 + j][row + (size_t)r];
+            vf_store(acc, is_8 ? c[r][j] : vf_fma(t[r][j], scale, vf_load(acc)));
         }
-        vf_store(acc[row + (size_t)r], c[r]);
     }
 }
 
+/* Whether the next of the rows left should be a whole tile. Eight or nine begin with two tiles of four:
+ * one row alone waits for its sums. */
+MX_INLINE bool whole_tile(size_t left, const int tile_rows)
+{
+    return left >= (size_t)tile_rows && (tile_rows <= 4 || (left != 8 && left != 9));
+}
+
 #define TILE_ROWS_FN(name, sub, has_min, is_8)                                                     \
-    static MX_NOINLINE void name(mx_matmul_scratch *x, const group_rows *g, size_t n_rows)         \
+    static MX_NOINLINE void name(mx_matmul_scratch *x, const group_rows *g, size_t n_rows,         \
+                                 size_t n_panels)                                                  \
     {                                                                                              \
         size_t row = 0;                                                                            \
-        for (; row + VEC_TILE_ROWS <= n_rows; row += VEC_TILE_ROWS) {                              \
-            tile(sub, has_min, is_8, VEC_TILE_ROWS, x, g, row, x->acc);                                  \
+        for (; whole_tile(n_rows - row, VEC_TILE_ROWS); row += VEC_TILE_ROWS) {                    \
+            EACH_TILE                                                                              \
+                tile(sub, has_min, is_8, VEC_TILE_ROWS, x, g, row, j);                             \
         }                                                                                          \
-        if (VEC_TILE_ROWS > 8 && row + 8 <= n_rows) {                                              \
-            tile(sub, has_min, is_8, VEC_TILE_ROWS > 8 ? 8 : 1, x, g, row, x->acc);                      \
-            row += 8;                                                                              \
-        }                                                                                          \
-        if (VEC_TILE_ROWS > 4 && row + 4 <= n_rows) {                                              \
-            tile(sub, has_min, is_8, VEC_TILE_ROWS > 4 ? 4 : 1, x, g, row, x->acc);                      \
-            row += 4;                                                                              \
-        }                                                                                          \
-        if (VEC_TILE_ROWS > 2 && row + 2 <= n_rows) {                                              \
-            tile(sub, has_min, is_8, VEC_TILE_ROWS > 2 ? 2 : 1, x, g, row, x->acc);                      \
-            row += 2;                                                                              \
+        for (; VEC_TILE_ROWS > 4 && row + 4 <= n_rows; row += 4) {                                 \
+            EACH_TILE                                                                              \
+                tile(sub, has_min, is_8, VEC_TILE_ROWS > 4 ? 4 : 1, x, g, row, j);                 \
         }                                                                                          \
         for (; row < n_rows; row++) {                                                              \
-            tile(sub, has_min, is_8, 1, x, g, row, x->acc);                                              \
+            EACH_TILE                                                                              \
+                tile(sub, has_min, is_8, 1, x, g, row, j);                                         \
         }                                                                                          \
     }
 
@@ -349,22 +403,6 @@ MX_INLINE void direct_sums(const mx_qtype type, const uint8_t *q, const int p0, 
     }
 }
 
-/* Few rows wait for memory, and the hardware's own prefetching ends at every 4 KiB. Asked for this far
- * ahead, decoding took 0.55 of the time; 1.5, 4 and 16 KiB were slower (Xeon with AVX-512). */
-enum { DIRECT_AHEAD = 8192 };
-
-/* Asks for the eighth `s32` of the group that lies DIRECT_AHEAD behind this one. There may be nothing:
- * asking does no harm, but a pointer must not get there by arithmetic of its own. */
-MX_INLINE void direct_prefetch(const mx_qtype type, const uint8_t *group, const int s32)
-{
-    const size_t step = (mx_group_bytes(type, MX_GROUP_SUBS) / MX_GROUP_SUBS + 63) / 64 * 64;
-    const uintptr_t at = (uintptr_t)group + DIRECT_AHEAD + (size_t)s32 * step;
-    MX_UNROLL
-    for (size_t i = 0; i < step; i += 64) {
-        MX_PREFETCH((const void *)(at + i));
-    }
-}
-
 MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const group_rows *g,
                             const size_t *rows, const int tm, v16f *acc)
 {
@@ -385,7 +423,7 @@ MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const gro
         t[r] = vf_zero();
     }
     for (int s32 = 0; s32 < g->n_subs; s32++, group += quant_bytes) {
-        direct_prefetch(type, first, s32);
+        prefetch_panel(type, first, s32);
         MX_UNROLL
         for (int h = 0; h < per; h++) {
             const int s = s32 * per + h;
@@ -445,7 +483,7 @@ MX_INLINE void direct_panel_as(const mx_qtype type, const uint8_t *panel, const 
     X(MX_Q5_K) X(MX_Q6_K) X(MX_IQ4_NL) X(MX_IQ4_XS) X(MX_MXFP4)
 
 #define TYPE_FNS(type)                                                                             \
-    static MX_NOINLINE void expand_##type(const uint8_t *group, int n_subs, mx_matmul_scratch *x)  \
+    static MX_NOINLINE void expand_##type(const uint8_t *group, int n_subs, mx_expanded *x)  \
     {                                                                                              \
         expand_as(type, group, n_subs, x);                                                         \
     }                                                                                              \
@@ -465,10 +503,11 @@ MX_INLINE void direct_panel_as(const mx_qtype type, const uint8_t *panel, const 
 
 QUANT_TYPES(TYPE_FNS)
 
-typedef void (*expand_fn)(const uint8_t *group, int n_subs, mx_matmul_scratch *x);
+typedef void (*expand_fn)(const uint8_t *group, int n_subs, mx_expanded *x);
 typedef void (*direct_fn)(const uint8_t *panel, const mx_act *a, uint32_t row, int n,
                           float (*out)[MX_PANEL_ROWS]);
-typedef void (*tile_rows_fn)(mx_matmul_scratch *x, const group_rows *g, size_t n_rows);
+typedef void (*tile_rows_fn)(mx_matmul_scratch *x, const group_rows *g, size_t n_rows,
+                             size_t n_panels);
 
 static expand_fn expand_for(mx_qtype t)
 {
@@ -574,16 +613,15 @@ _Static_assert(VEC_DIRECT_MAX < (int)MX_SELFTEST_MANY &&
                    VEC_TILE_ROWS <= (int)MX_SELFTEST_MANY &&
                    (VEC_DIRECT_ROWS < 8 || VEC_DIRECT_MAX >= 7),
                "the self-test gets to whole tiles and to every number of direct rows");
-_Static_assert((VEC_TILE_ROWS <= 8 || MX_SELFTEST_MOST % VEC_TILE_ROWS >= 8) &&
-                   (VEC_TILE_ROWS <= 4 || MX_SELFTEST_MANY % VEC_TILE_ROWS % 8 >= 4) &&
-                   (VEC_TILE_ROWS <= 2 || MX_SELFTEST_MOST % VEC_TILE_ROWS % 4 >= 2) &&
-                   (VEC_TILE_ROWS == 1 || MX_SELFTEST_MOST % VEC_TILE_ROWS % 2 == 1),
+_Static_assert((VEC_TILE_ROWS <= 4 || MX_SELFTEST_MOST % VEC_TILE_ROWS >= 4) &&
+                   (VEC_TILE_ROWS == 1 || MX_SELFTEST_MOST % VEC_TILE_ROWS % 4 != 0),
                "and to every rest of a tile");
 
 /* ---- the whole product ------------------------------------------------------------------------ */
 
-static void expanded_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
-                          size_t n, mx_matmul_scratch *x)
+/* Some panels that lie side by side. A tile that wants one more gets the last of them again. */
+static void expanded_rows(const mx_wmat *w, const uint8_t *panel, size_t n_panels, const mx_act *a,
+                          uint32_t row, size_t n, mx_matmul_scratch *x)
 {
     expand_fn expand = expand_for(w->type);
     tile_rows_fn tile_rows = tile_rows_for(w->type, a->type);
@@ -593,48 +631,76 @@ static void expanded_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *
         tile_rows = tile8_rows_for(w->type);
     }
 #endif
-    memset(x->acc, 0, n * sizeof x->acc[0]);
+    const size_t n_used = (n_panels + VEC_TILE_PANELS - 1) / VEC_TILE_PANELS * VEC_TILE_PANELS;
+    for (size_t j = 0; j < n_used; j++) {
+        memset(x->acc[j], 0, n * sizeof x->acc[j][0]);
+    }
     for (uint32_t b = 0; b < n_groups_of(a); b++) {
         const group_rows g = rows_of_group(a, row, b, mx_sub_of(w->type));
-        expand(panel + b * mx_group_bytes(w->type, MX_GROUP_SUBS), g.n_subs, x);
-        tile_rows(x, &g, n);
+        const uint8_t *group = panel + b * mx_group_bytes(w->type, MX_GROUP_SUBS);
+        for (size_t j = 0; j < n_used; j++) {
+            expand(group + (j < n_panels ? j : n_panels - 1) * w->panel_bytes, g.n_subs, &x->group[j]);
+        }
+        tile_rows(x, &g, n, n_used);
     }
 }
 
 /* Passes over the panel of 8, 4, 2 or 1 rows. Seven and three repeat a row (see direct_panel_as):
  * that costs less than another pass, and a pass for each number would be much code. */
 static void direct_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
-                        size_t n, mx_matmul_scratch *x)
+                        size_t n, float (*out)[MX_PANEL_ROWS])
 {
     const direct_fn direct = direct_for(w->type);
     for (size_t r = 0; r < n;) {
         const size_t left = mx_min_size(n - r, VEC_DIRECT_ROWS);
         const size_t take = left == 5 || left == 6 ? 4 : left;
-        direct(panel, a, row + (uint32_t)r, (int)take, x->acc + r);
+        direct(panel, a, row + (uint32_t)r, (int)take, out + r);
         r += take;
     }
 }
 
-static void panel_rows(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
-                       size_t n, mx_matmul_scratch *x)
+/* Few rows, or floats: each panel by itself. */
+static void single_panel(const mx_wmat *w, const uint8_t *panel, const mx_act *a, uint32_t row,
+                         size_t n, float (*out)[MX_PANEL_ROWS])
 {
     switch (w->type) {
     case MX_F32:
-        float_rows_MX_F32(panel, a, row, n, x->acc);
-        return;
+        float_rows_MX_F32(panel, a, row, n, out);
+        break;
     case MX_F16:
-        float_rows_MX_F16(panel, a, row, n, x->acc);
-        return;
+        float_rows_MX_F16(panel, a, row, n, out);
+        break;
     case MX_BF16:
-        float_rows_MX_BF16(panel, a, row, n, x->acc);
-        return;
+        float_rows_MX_BF16(panel, a, row, n, out);
+        break;
     default:
+        direct_rows(w, panel, a, row, n, out);
         break;
     }
-    if (n <= VEC_DIRECT_MAX) {
-        direct_rows(w, panel, a, row, n, x);
-    } else {
-        expanded_rows(w, panel, a, row, n, x);
+}
+
+/* The most rows for which unpacking in registers costs less than expanding. */
+static size_t direct_most(mx_qtype type, mx_act_type act)
+{
+#if VEC_BYTES
+    if (act == MX_ACT_8 && bytes_run(type) != 0) {
+        return BYTES_DIRECT_MAX;
+    }
+#endif
+    (void)type;
+    (void)act;
+    return VEC_DIRECT_MAX;
+}
+
+static void panel_rows(const mx_wmat *w, const uint8_t *panel, size_t n_panels, const mx_act *a,
+                       uint32_t row, size_t n, mx_matmul_scratch *x)
+{
+    if (mx_class_of(w->type) != MX_CLASS_FLOAT && n > direct_most(w->type, a->type)) {
+        expanded_rows(w, panel, n_panels, a, row, n, x);
+        return;
+    }
+    for (size_t j = 0; j < n_panels; j++) {
+        single_panel(w, panel + j * w->panel_bytes, a, row, n, x->acc[j]);
     }
 }
 
@@ -646,20 +712,32 @@ static uint32_t rows_per_turn(uint32_t left)
     return tiles * VEC_TILE_ROWS < left ? tiles * VEC_TILE_ROWS : left;
 }
 
+/* Results to y. Its rows lie apart and are not in a near cache: asked for some rows ahead, so that the
+ * stores do not wait one after the other. */
+static void store_rows(const mx_matmul_scratch *x, const mx_wmat *w, uint32_t p, uint32_t n_panels,
+                       size_t n, float *y, size_t ldy)
+{
+    for (size_t r = 0; r < n; r++, y += ldy) {
+        MX_PREFETCH_WRITE((const void *)((uintptr_t)y + 16 * ldy * sizeof *y));
+        for (uint32_t j = 0; j < n_panels; j++) {
+            const uint32_t at = (p + j) * MX_PANEL_ROWS;
+            store_n(y + at - p * MX_PANEL_ROWS, vf_load(x->acc[j][r]), w->n_rows - at);
+        }
+    }
+}
+
 static void matmul(const mx_wmat *w, const mx_act *a, uint32_t n_rows, float *y, size_t ldy,
                    uint32_t panel0, uint32_t panel1, void *scratch)
 {
     assert(w->n_cols == a->n_cols && n_rows <= a->max_rows && panel1 <= w->n_panels);
     mx_matmul_scratch *x = scratch;
-    for (uint32_t p = panel0; p < panel1; p++) {
+    for (uint32_t p = panel0, n_panels; p < panel1; p += n_panels) {
+        n_panels = panel1 - p < VEC_PANELS ? panel1 - p : VEC_PANELS;
         const uint8_t *panel = w->panels + p * w->panel_bytes;
-        const uint32_t left = w->n_rows - p * MX_PANEL_ROWS;
         for (uint32_t row = 0, n; row < n_rows; row += n) {
             n = rows_per_turn(n_rows - row);
-            panel_rows(w, panel, a, row, n, x);
-            for (size_t r = 0; r < n; r++) {
-                store_n(y + (row + r) * ldy + (size_t)p * MX_PANEL_ROWS, vf_load(x->acc[r]), left);
-            }
+            panel_rows(w, panel, n_panels, a, row, n, x);
+            store_rows(x, w, p, n_panels, n, y + row * ldy + (size_t)p * MX_PANEL_ROWS, ldy);
         }
     }
 }

@@ -12,8 +12,8 @@
  * A multiple of every level's tile, so that 512 rows leave few rows over. */
 enum { MX_MATMUL_ROWS = 264 };
 
-/* Scratch of one matmul call; everything stays in L1. */
-typedef struct mx_matmul_scratch {
+/* One group of a panel. */
+typedef struct mx_expanded {
     union {
         uint8_t w16[MX_ACT_BLOCK / 2][MX_VEC_BYTES]; /* pairs of i16, signed */
         struct {                                     /* 8 bits: fours of u8, or of i8 */
@@ -23,7 +23,12 @@ typedef struct mx_matmul_scratch {
     };
     float ws[MX_ACT_BLOCK / 16][MX_PANEL_ROWS];
     float wm[MX_ACT_BLOCK / 16][MX_PANEL_ROWS];
-    float acc[MX_MATMUL_ROWS][MX_PANEL_ROWS];
+} mx_expanded;
+
+/* Scratch of one matmul call; the expanded groups stay in L1. */
+typedef struct mx_matmul_scratch {
+    mx_expanded group[MX_MATMUL_PANELS];
+    float acc[MX_MATMUL_PANELS][MX_MATMUL_ROWS][MX_PANEL_ROWS];
 } mx_matmul_scratch;
 
 /* What the self-test behind the numerics ids (kern_selftest.c) runs, so that every path of every level

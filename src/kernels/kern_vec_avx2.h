@@ -22,6 +22,8 @@ enum {
     /* 2 x (2 integer + 2 float accumulators) + 2 weights + 2 broadcasts fit 16 registers; with 3
      * rows gcc 12 spills (56 against 42 GMAC/s measured on Zen 3) */
     VEC_TILE_ROWS = 2,
+    VEC_TILE_PANELS = 1,
+    VEC_PANELS = 2, /* rows are fetched into L1 half as often; 4 groups of 8 KiB would fill it */
     VEC_DIRECT_ROWS = 4,
     VEC_DIRECT_MAX = 8,
     VEC_CHAINS = 2,

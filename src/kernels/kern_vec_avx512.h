@@ -20,10 +20,13 @@ typedef struct v16i {
 
 enum {
     /* 12 integer and 12 float accumulators of 32 registers: vpdpwssd has 5 cycles latency and issues
-     * twice a cycle, so fewer than 10 wait (185 GMAC/s with 12, 127 with 8 on Sapphire Rapids) */
-    VEC_TILE_ROWS = 12,
+     * twice a cycle, so fewer than 10 wait. As 6 rows by 2 panels they need 8 loads for 12 products;
+     * as 12 rows by 1 it would be 13, and two loads is what a cycle has. */
+    VEC_TILE_ROWS = 6,
+    VEC_TILE_PANELS = 2,
+    VEC_PANELS = 2, /* 4 fetch the activations half as often, but crowd L1: not faster */
     VEC_DIRECT_ROWS = 8,
-    VEC_DIRECT_MAX = 16, /* twice 8: unpacking a panel again from L2 costs less than expanding it */
+    VEC_DIRECT_MAX = 8,
     VEC_CHAINS = 8,
     VEC_WIDE_1 = 4,
     VEC_WIDE_2 = 4,
@@ -206,7 +209,7 @@ MX_INLINE v16i vi_dot(v16i acc, v16i w, v16i x)
 
 #define VEC_BYTES 1
 #define VEC_BYTES_NARROW 0
-enum { VEC_BYTE_ROWS = 12 };
+enum { VEC_BYTE_ROWS = 6 };
 
 BINARY(v16i, vi_sub8, _mm512_sub_epi8)
 

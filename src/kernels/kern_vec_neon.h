@@ -25,6 +25,8 @@ enum {
     /* 2 x (4 integer + 4 float accumulators) + 4 weights + 2 broadcasts + products fit 32
      * registers; a third row would not */
     VEC_TILE_ROWS = 2,
+    VEC_TILE_PANELS = 1,
+    VEC_PANELS = 1,
     VEC_DIRECT_ROWS = 2,
     VEC_DIRECT_MAX = 2,
     VEC_CHAINS = 1, /* the four registers of a sum are chains of their own */

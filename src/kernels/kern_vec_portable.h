@@ -29,6 +29,8 @@ typedef struct v16i {
 
 enum {
     VEC_TILE_ROWS = 1,   /* activation rows of one GEMM tile */
+    VEC_TILE_PANELS = 1, /* panels of one */
+    VEC_PANELS = 1,      /* panels whose groups are expanded together */
     VEC_DIRECT_ROWS = 1, /* rows whose sums fit the registers while weights are unpacked */
     VEC_DIRECT_MAX = 1,  /* up to this many rows do that, more expand the weights first */
     VEC_CHAINS = 1,      /* independent integer sums when unpacking in registers */

@@ -164,8 +164,11 @@ static bool run_jobs(mx_pass *p, mx_pass_item *item)
     for (uint32_t j = 0; j < p->n_jobs; j++) {
         n_panels += p->m->s.jobs[j].w->n_panels;
     }
-    size_t chunk = n_panels / (16 * (size_t)mx_pool_size(p->m->pool));
-    bool ok = mx_pass_stage(p, n_panels, mx_max_size(chunk, 1), item);
+    size_t chunk = mx_max_size(n_panels / (16 * (size_t)mx_pool_size(p->m->pool)), 1);
+    if (p->m->s.n_rows > ROWS_PER_TURN) { /* few read the weights only, and should end together */
+        chunk = mx_round_up(chunk, MX_MATMUL_PANELS);
+    }
+    bool ok = mx_pass_stage(p, n_panels, chunk, item);
     p->n_jobs = 0;
     return ok;
 }
