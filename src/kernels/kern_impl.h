@@ -207,14 +207,19 @@ MX_INLINE bool quantize_block(const float *x, uint32_t n, const float most, int1
 }
 
 /* 32 values of 8 bits that stand in q, in the order of a lane's bytes (kern_layout.h). */
-static void narrow_block(const int16_t *q, int8_t *q8, uint8_t *biased)
+MX_INLINE void narrow_block(const int16_t *q, int8_t *q8, uint8_t *biased)
 {
+#if VEC_BYTES
+    vb_narrow(q, q8, biased);
+    vb_narrow(q + 16, q8 + 16, biased + 16);
+#else
     static const uint8_t order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     for (int i = 0; i < MX_SUB_BLOCK; i++) {
         const int16_t v = q[i / 8 * 8 + order[i % 8]];
         q8[i] = (int8_t)v;
         biased[i] = (uint8_t)(v + 128);
     }
+#endif
 }
 
 static bool quantize_row_8(mx_act *a, const float *x, uint32_t r)

@@ -13,6 +13,7 @@
  *   vb_dot(n, u, s)   adds the products of unsigned u and signed s to the narrow sums n
  *   vb_widen(n)       narrow sums to one i32 per lane
  *   vi_sub8, vb_lut   bytes less bytes; all bytes 0..15 replaced by table bytes
+ *   vb_narrow(...)    16 activations of i16 to both kinds of bytes
  * and VEC_BYTES_NARROW as 1 when narrow sums are pairs of i16, which hold a few products only.
  */
 

@@ -223,6 +223,15 @@ MX_INLINE v16i vb_widen(v16i n)
     return n;
 }
 
+/* 16 values that fit 8 bits, of each eight 0 4 1 5 2 6 3 7, and the same with a bias of 128. */
+MX_INLINE void vb_narrow(const int16_t *q, int8_t *q8, uint8_t *biased)
+{
+    const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    const __m128i v = _mm_shuffle_epi8(_mm_packs_epi16(load_128(q), load_128(q + 8)), order);
+    _mm_storeu_si128((__m128i *)(void *)q8, v);
+    _mm_storeu_si128((__m128i *)(void *)biased, _mm_xor_si128(v, _mm_set1_epi8((char)0x80)));
+}
+
 MX_INLINE v16i vb_lut(v16i v, const uint8_t *table)
 {
     return (v16i){_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_128(table)), v.v)};
