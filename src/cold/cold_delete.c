@@ -66,7 +66,9 @@ static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *n
     if (ops->rename(dir, name, trash, name) == 0
         && fstatat(trash, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
         if (mx_sweep_age_s(s, st.st_mtim.tv_sec) < s->delete_age_s) {
-            renameat2(trash, name, dir, name, RENAME_NOREPLACE); /* else it stays in trash/ */
+            if (renameat2(trash, name, dir, name, RENAME_NOREPLACE) == 0) { /* else it stays there */
+                (void)ops->fsync(dir); /* whoever uses it relies on a name that had been durable */
+            }
         } else {
             is_deleted = ops->unlink(trash, name, 0) == 0;
         }

@@ -113,6 +113,7 @@ void mx_cold_folder_close(mx_cold_folder *f)
     close_fd(&f->root_fd);
     close_fd(&f->v1_fd);
     close_fd(&f->top_fd);
+    memset(f->name_sync, MX_COLD_NAME_UNKNOWN, sizeof f->name_sync);
 }
 
 /* Ours, and nobody else can write: otherwise what we read is not what we wrote. */
@@ -149,12 +150,13 @@ static void share_with_group(const mx_cold_fileops *ops, int dir, int fd, mode_t
     }
 }
 
-int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,
-                     mx_err *err, mx_errbuf *eb)
+static int open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,
+                    bool *is_made, mx_err *err, mx_errbuf *eb)
 {
     const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     int fd = ops->open(parent, name, flags, 0);
-    if (fd < 0 && errno == ENOENT && create) {
+    *is_made = fd < 0 && errno == ENOENT && create;
+    if (*is_made) {
         if (ops->mkdir(parent, name, 0700) != 0 && errno != EEXIST) {
             *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make the folder %s",
                                  name);
@@ -183,6 +185,40 @@ int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, b
         close(fd);
         return -1;
     }
+    return fd;
+}
+
+int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,
+                     mx_err *err, mx_errbuf *eb)
+{
+    bool is_made;
+    return open_dir(ops, parent, name, create, &is_made, err, eb);
+}
+
+int mx_cold_open_synced(mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id, bool create,
+                        mx_err *err, mx_errbuf *eb)
+{
+    char xx[3], name[MX_COLD_NAME_CAP];
+    uint8_t *sync = &f->name_sync[o][id->b[0]];
+    int above = mx_cold_objects_fd(f, o);
+    bool is_made;
+    if (*sync == MX_COLD_NAME_FAILED) {
+        *err = MX_E_IO;
+        return -1;
+    }
+    mx_cold_object_name(o, id, xx, name);
+    int fd = open_dir(f->ops, above, xx, create, &is_made, err, eb);
+    if (fd < 0) {
+        return -1;
+    }
+    /* It was there, but whoever made it may have been killed before he synced it. */
+    if (!is_made && *sync == MX_COLD_NAME_UNKNOWN && f->ops->fsync(above) != 0) {
+        *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync the parent of %s", xx);
+        *sync = MX_COLD_NAME_FAILED;
+        close(fd);
+        return -1;
+    }
+    *sync = MX_COLD_NAME_SYNCED;
     return fd;
 }
 
@@ -317,6 +353,41 @@ static mx_err write_marker(mx_cold_folder *f, mx_errbuf *eb)
     return mx_cold_write_file(f, f->top_fd, MX_COLD_MARKER_NAME, &iov, 1, eb);
 }
 
+/* Syncs the names of the configured folder and of those around it that can be ours. Best effort: not
+ * all that can be entered can be read. */
+static void sync_path(const mx_cold_folder *f)
+{
+    char path[4096], above[4096];
+    struct stat st;
+    snprintf(path, sizeof path, "%s", f->dir);
+    while (strcmp(path, "/") != 0 && strcmp(path, ".") != 0 && lstat(path, &st) == 0
+           && st.st_uid == geteuid()) {
+        parent_path(path, above);
+        int fd = f->ops->open(AT_FDCWD, above, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+        if (fd < 0 || f->ops->fsync(fd) != 0) {
+            mx_log(MX_LOG_DEBUG, "cold: cannot sync %s: %s", above, strerror(errno));
+        }
+        if (fd >= 0) {
+            close(fd);
+        }
+        memcpy(path, above, sizeof path);
+    }
+}
+
+/* The folders may have been made by a process that was killed before it synced their names. */
+static mx_err sync_names(const mx_cold_folder *f, mx_errbuf *eb)
+{
+    const int folders[] = {f->top_fd, f->v1_fd, f->root_fd};
+    sync_path(f);
+    for (size_t i = 0; i < MX_COUNT(folders); i++) {
+        if (f->ops->fsync(folders[i]) != 0) {
+            return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder of %s",
+                                 f->dir);
+        }
+    }
+    return MX_OK;
+}
+
 static mx_err open_all(mx_cold_folder *f, bool create, mx_errbuf *eb)
 {
     mx_err err = MX_OK;
@@ -348,6 +419,9 @@ static mx_err open_all(mx_cold_folder *f, bool create, mx_errbuf *eb)
         }
     }
     struct stat st;
+    if (create) {
+        MX_TRY(sync_names(f, eb));
+    }
     if (fstat(f->top_fd, &st) == 0) {
         f->has_device = true;
         f->device = st.st_dev;

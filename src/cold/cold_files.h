@@ -34,9 +34,12 @@ typedef struct mx_cold_folder {
     bool is_renamed_unsynced;
     bool has_met_error;  /* and how many damaged files: since the thread set them to 0 */
     uint32_t n_condemned;
+    uint8_t name_sync[2][256]; /* of pages/xx and states/xx, while open: MX_COLD_NAME_* */
 } mx_cold_folder;
 
 enum { MX_COLD_NAME_CAP = 96 };
+/* Whether the name of a folder is durable: not known, yes, never in this process. */
+enum { MX_COLD_NAME_UNKNOWN, MX_COLD_NAME_SYNCED, MX_COLD_NAME_FAILED };
 
 void mx_cold_folder_init(mx_cold_folder *f, const mx_cold_fileops *ops, const char *dir,
                          const mx_hash256 *root, bool has_states);
@@ -65,6 +68,11 @@ MX_INLINE int mx_cold_objects_fd(const mx_cold_folder *f, mx_cold_object o)
 /* "<xx>" and "<64 hex>.page" or ".state". */
 void mx_cold_object_name(mx_cold_object o, const mx_hash256 *id, char xx[3],
                          char name[MX_COLD_NAME_CAP]);
+/* Opens (create: makes) the folder in which an object lies, and sees to it that its own name is
+ * durable, whoever made it: -1 sets *err (MX_E_IO without a text: an earlier sync has failed). For
+ * who is about to call something in it durable. */
+int mx_cold_open_synced(mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id, bool create,
+                        mx_err *err, mx_errbuf *eb);
 void mx_cold_session_name(const mx_hash256 *last_page, char name[MX_COLD_NAME_CAP]);
 
 /* Opens a regular file for reading, MX_E_NOT_FOUND when absent, MX_E_CORRUPT when it is something

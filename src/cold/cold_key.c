@@ -102,6 +102,10 @@ mx_err mx_cold_cache_key(const char *dir, const char *file, mx_hash256 *out, mx_
                             dir);
     }
     if (err == MX_OK) {
+        /* Whoever made it may have been killed before he synced its name; best effort, for the folder
+         * may be read-only now. */
+        int rc = fsync(f.top_fd);
+        (void)rc;
         err = read_key(fd, MX_COLD_KEY_NAME, out, eb);
     }
     if (fd >= 0) {

@@ -5,6 +5,7 @@
 #include "cold/cold_sweep.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 
@@ -40,6 +41,25 @@ static int compare_id(const void *a, const void *b)
     return memcmp(a, b, sizeof(mx_hash256));
 }
 
+/* Another process may have written it a moment ago: what it stands in for must not be gone from the
+ * disk before it is there. */
+static bool is_durable(mx_sweep *s, const mx_hash256 *id)
+{
+    mx_err err;
+    if (mx_cold_index_is_synced(s->c->index, id)) {
+        return true;
+    }
+    if (mx_cold_index_is_tainted(s->c->index, id)) {
+        return false;
+    }
+    int dir = mx_cold_open_synced(s->f, MX_COLD_PAGE, id, false, &err, NULL);
+    bool is_synced = dir >= 0 && s->f->ops->fsync(dir) == 0;
+    if (dir >= 0) {
+        close(dir);
+    }
+    return is_synced;
+}
+
 /* Does a full page with the same parent begin with this partial page's tokens? */
 static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
 {
@@ -57,8 +77,11 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
         mx_cold_child best =
             mx_cold_index_best_child(c->index, &partial->parent, page.tokens, page.n_tokens,
                                      MX_PAGE_TOKENS, unknown, BATCH, &n_unknown);
-        if (best.n_common >= page.n_tokens || n_unknown == 0) {
-            return n_unknown == 0 ? best.n_common >= page.n_tokens : true;
+        if (best.n_common >= page.n_tokens) {
+            return is_durable(s, &best.id);
+        }
+        if (n_unknown == 0) {
+            return false;
         }
         for (size_t i = 0; i < n_unknown; i++) {
             want.id = unknown[i].id;
@@ -110,6 +133,9 @@ void mx_sweep_mark_dead_manifests(mx_sweep *s, bool *marked)
     size_t n_dead;
     if (mx_cold_index_dead_manifests(s->c->index, &dead, &n_dead) == MX_OK) {
         mark_named(s, marked, dead, n_dead, false);
+    }
+    if (n_dead > 0 && s->f->ops->fsync(s->f->sessions_fd) != 0) { /* those that say it, too */
+        memset(marked, 0, s->n_files * sizeof *marked);
     }
     mx_free(dead);
 }

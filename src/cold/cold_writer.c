@@ -241,7 +241,7 @@ static mx_err write_object(mx_cold *c, mx_cold_job *job, mx_errbuf *eb)
     int objects = mx_cold_objects_fd(f, object_of(job));
     mx_cold_object_name(object_of(job), &job->page_id, xx, name);
     make_way(c, objects, xx, S_IFDIR);
-    int dir = mx_cold_open_dir(f->ops, objects, xx, true, &err, eb);
+    int dir = mx_cold_open_synced(f, object_of(job), &job->page_id, true, &err, eb);
     if (dir < 0) {
         return err;
     }
@@ -286,10 +286,8 @@ static mx_err sync_pages(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
             continue;
         }
         if (!is_synced[id->b[0]]) {
-            char xx[3], name[MX_COLD_NAME_CAP];
             mx_err err;
-            mx_cold_object_name(MX_COLD_PAGE, id, xx, name);
-            int dir = mx_cold_open_dir(f->ops, f->pages_fd, xx, false, &err, eb);
+            int dir = mx_cold_open_synced(f, MX_COLD_PAGE, id, false, &err, eb);
             if (dir < 0) {
                 return err;
             }
@@ -345,10 +343,8 @@ static bool is_state_durable(mx_cold *c, const mx_hash256 *id)
         return true;
     }
     /* Another process wrote it, or an earlier one of ours. */
-    char xx[3], name[MX_COLD_NAME_CAP];
     mx_err err;
-    mx_cold_object_name(MX_COLD_STATE, id, xx, name);
-    int dir = mx_cold_open_dir(f->ops, f->states_fd, xx, false, &err, NULL);
+    int dir = mx_cold_open_synced(f, MX_COLD_STATE, id, false, &err, NULL);
     bool is_synced = dir >= 0 && f->ops->fsync(dir) == 0;
     if (dir >= 0) {
         close(dir);
