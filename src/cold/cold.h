@@ -155,10 +155,10 @@ struct mx_cold_job {
     /* READ in: payloads to fill, n_full + (tail_rows > 0). A READ carries over what PROBE filled
      * in. Of the tail page only rows 0..tail_rows-1 are filled. READ out: n_read pages from the
      * front are verified (checksum, identity, tokens); the tail counts as the last one. Bad files
-     * were quarantined; the caller continues with what it got, and may probe again from there for
-     * the next-best tail. Status is MX_OK also when less was read than asked for. Payloads from
-     * n_read on hold anything (the first of them may have received unverified bytes): zero before
-     * reuse. */
+     * were quarantined, and where one was bad or gone, what else is stored of its page took its
+     * place: n_full and what is said of the tail are then smaller than before. Status is MX_OK also
+     * when less was read than asked for. Payloads from n_read on hold anything (the first of them
+     * may have received unverified bytes): zero before reuse. */
     uint8_t **payloads;
     size_t n_read;
     uint64_t elapsed_us;

@@ -549,9 +549,35 @@ static void count_read(mx_cold *c, size_t n_pages, uint64_t bytes, uint64_t us)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* A file is gone, or was moved to quarantine just now. */
+static bool is_absent(mx_err err)
+{
+    return err == MX_E_NOT_FOUND || err == MX_E_CORRUPT;
+}
+
+/* What is stored of the page behind the whole ones, now that something turned out not to be. */
+static void reprobe_tail(chain *ch, mx_cold_job *job)
+{
+    job->tail_rows = job->tail_file_rows = 0;
+    probe_tail(ch, job);
+}
+
+/* The whole pages end sooner than the probe, which gallops and sees no content, had thought. */
+static mx_err end_at_gap(chain *ch, mx_cold_job *job)
+{
+    job->n_full = job->n_read;
+    reprobe_tail(ch, job);
+    if (!mx_cold_claim(ch->c, job, job->n_full)) {
+        return MX_E_CANCELLED;
+    }
+    memset(job->payloads[job->n_full], 0, ch->c->page_bytes); /* it may have got unverified bytes */
+    mx_cold_unclaim(ch->c, job);
+    return MX_OK;
+}
+
 static mx_err run_read(mx_cold *c, mx_cold_job *job)
 {
-    enum { AHEAD = 4 };
+    enum { AHEAD = 4, TAILS = 4 };
     job->n_read = 0;
     c->reader_n_used = 0;
     if (job->n_full > job->n_tokens / MX_PAGE_TOKENS) {
@@ -576,12 +602,20 @@ static mx_err run_read(mx_cold *c, mx_cold_job *job)
             bytes += c->page_bytes;
         }
     }
-    if (err == MX_OK && job->tail_rows > 0) {
+    if (is_absent(err)) {
+        err = end_at_gap(&ch, job);
+    }
+    for (int i = 0; i < TAILS && err == MX_OK && job->tail_rows > 0; i++) {
         err = read_tail(c, job, &ch);
         if (err == MX_OK) {
             c->reader_ids[job->n_full] = job->tail_id;
             job->n_read++;
             bytes += mx_disk_payload_bytes(&c->shape, job->tail_file_rows);
+            break;
+        }
+        if (is_absent(err)) { /* that file is out of the index now: the next best */
+            reprobe_tail(&ch, job);
+            err = MX_OK;
         }
     }
     c->reader_n_used = job->n_read;

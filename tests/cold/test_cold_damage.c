@@ -289,6 +289,39 @@ static void test_writer_repairs_wrong_size(void **arg)
     assert_int_equal(help_read_talk(s->c, &s->talk, s->talk.n), s->talk.n);
 }
 
+/* Where a page turns out to be damaged, or galloped over where it is not, what another conversation
+ * has left of its first tokens takes its place. */
+static void test_next_best_takes_the_place(void **arg)
+{
+    enum { N_SHARED = 30 };
+    state *s = *arg;
+    static uint8_t good[FILE_CAP];
+    char path[700];
+    page_path(s, 2, path);
+    size_t n = help_slurp(path, good, sizeof good);
+    s->other = s->talk;
+    talk_make(&s->other, &s->root, 2, 2 * MX_PAGE_TOKENS + N_SHARED, 2 * MX_PAGE_TOKENS + 50);
+    assert_int_equal(help_write_talk(s->c, &s->other), MX_OK);
+    assert_int_equal(help_read_talk(s->c, &s->talk, s->talk.n), s->talk.n);
+    good[n - 1] ^= 1;
+    help_spill(path, good, n);
+    assert_int_equal(help_read_talk(s->c, &s->talk, s->talk.n), 2 * MX_PAGE_TOKENS + N_SHARED);
+    check_quarantined(s, &s->talk.ids[2], ".page", "payload", n - 1);
+    assert_int_equal(help_read_talk(s->c, &s->talk, s->talk.n), 2 * MX_PAGE_TOKENS + N_SHARED);
+    /* A bad tail, too. */
+    char hex[65];
+    mx_hash256_hex(&s->other.ids[2], hex);
+    snprintf(path, 700, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    n = help_slurp(path, good, sizeof good);
+    talk shorter = s->talk;
+    talk_cut(&shorter, 2 * MX_PAGE_TOKENS + 10);
+    assert_int_equal(help_write_talk(s->c, &shorter), MX_OK);
+    good[n - 1] ^= 1;
+    help_spill(path, good, n);
+    assert_int_equal(help_read_talk(s->c, &s->talk, s->talk.n), 2 * MX_PAGE_TOKENS + 10);
+    check_quarantined(s, &s->other.ids[2], ".page", "payload", n - 1);
+}
+
 /* A read that meets one damaged file says so, however many the writer condemns meanwhile. */
 static void test_damage_counts_for_the_job_that_met_it(void **arg)
 {
@@ -338,6 +371,7 @@ int main(void)
         T(test_good_files_in_wrong_places),
         T(test_links_and_pipes),
         T(test_writer_repairs_wrong_size),
+        T(test_next_best_takes_the_place),
         T(test_damage_counts_for_the_job_that_met_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

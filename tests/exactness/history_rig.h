@@ -301,21 +301,6 @@ static bool has_item(const world *w, kind k, int root, const int32_t *t, size_t 
     return false;
 }
 
-/* A whole page of the prompt is stored, one before it is not: only where files are taken away at
- * random. Readers gallop along a chain and may believe in what is behind the gap. */
-static bool has_hole(const world *w, int root, const int32_t *t, size_t n)
-{
-    bool is_behind = false;
-    for (size_t end = MX_PAGE_TOKENS; end <= n; end += MX_PAGE_TOKENS) {
-        bool is_there = has_item(w, PAGE, root, t, end, RAM | DISK);
-        if (is_there && is_behind) {
-            return true;
-        }
-        is_behind = is_behind || !is_there;
-    }
-    return false;
-}
-
 /* How much of the prompt has to be reused. With STRAYS: at most. */
 static size_t expected(const world *w, int root, const int32_t *t, size_t n, unsigned strays)
 {
