@@ -3,7 +3,6 @@
  * Loading: what is refused, with which words; what a model says of itself; fingerprint and root; and
  * every allocation that fails.
  */
-#include "gguf/gguf.h"
 #include "model/model_fingerprint.h"
 #include "model_rig.h"
 

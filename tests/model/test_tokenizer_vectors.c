@@ -6,7 +6,6 @@
  */
 #include "base/buf.h"
 #include "base/mem.h"
-#include "model/model_vocab.h"
 #include "test_env.h"
 
 #include <json-c/json.h>
@@ -16,6 +15,8 @@
 #include <stdlib.h>
 
 #include <cmocka.h>
+
+#include "model/open_tokenizer.h"
 
 enum { MAX_TEXTS = 1000 };
 
@@ -96,23 +97,6 @@ static int setup(void **state)
         load_texts();
     }
     return 0;
-}
-
-static mx_tokenizer *open_tokenizer(const char *path)
-{
-    mx_gguf *g = NULL;
-    mx_vocab_desc d;
-    mx_tokenizer *t = NULL;
-    void *memory = NULL;
-    mx_errbuf eb;
-    if (mx_gguf_open(&g, path, &eb) != MX_OK || mx_vocab_from_gguf(g, &d, &memory, &eb) != MX_OK ||
-        mx_tokenizer_create(&t, &d, &eb) != MX_OK)
-    {
-        fail_msg("%s: %s", path, eb.text);
-    }
-    mx_free(memory);
-    mx_gguf_close(g);
-    return t;
 }
 
 static void print_ids(const char *what, const int32_t *ids, size_t n)
