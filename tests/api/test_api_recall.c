@@ -33,7 +33,8 @@ static mx_recall_text text_of(const char *text)
 }
 
 /* A prompt of n_prompt ids with an answer of the rest. */
-static void put(mx_recall *m, const mx_recall_text *t, size_t n_prompt, const int32_t *ids, size_t n)
+static void put(mx_recall *m, const mx_recall_text *t, size_t n_prompt, const int32_t *ids,
+                size_t n)
 {
     static uint32_t n_puts;
     mx_turn turn = {.n_end = 0};
@@ -478,8 +479,8 @@ static void answers_count_as_far_as_they_agree(void **state)
     put(m, &p, 1, (const int32_t[]){7}, 1);
     mx_recall_get_stats(m, &s);
     assert_int_equal(s.n_entries, before.n_entries);
-    assert_int_equal(answer_of(m, tok, &(mx_recall_text){&scope_one, true, MX_STR("pababa"), NULL, 0},
-                               &n_bytes), 70150);
+    t = text_of("pababa");
+    assert_int_equal(answer_of(m, tok, &t, &n_bytes), 70150);
     assert_true(mx_recall_check(m));
     mx_recall_destroy(m);
     mx_tokenizer_destroy(tok);

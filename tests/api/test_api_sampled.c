@@ -4,99 +4,10 @@
  * has one merge, "t" + "h", so an answer of single t's and h's (a bias makes the model write
  * nothing else) has other ids than its text tokenised again.
  */
-#include "../exactness/engine_rig.h"
-#include "../http/http_client.h"
+#include "api_rig.h"
 
-#include "api/api.h"
-
-#include <json-c/json.h>
-
-typedef struct service {
-    rig g;
-    mx_api *api;
-    mx_http *http;
-} service;
-
-/* n_keys API keys: key-0, key-1. */
-static void service_start(service *s, bool canonical, size_t n_keys)
-{
-    static const char *const keys[] = {"key-0", "key-1"};
-    mx_tiny_spec spec = mx_tiny_default();
-    spec.is_tied = false;
-    mx_errbuf eb = {{0}};
-    rig_open(&s->g, &spec, 1, 0);
-    rig_start(&s->g);
-    static const mx_hash256 cache_key = {{1, 2, 3}};
-    mx_api_config cfg = {.cache_key = &cache_key, .canonical_prompts = canonical,
-                         .api_keys = keys, .n_api_keys = n_keys,
-                         .model_path = s->g.model_path, .options_json = "{}",
-                         .session_json = "{}", .cache_mode = "off"};
-    rig_must(mx_api_create(&s->api, &cfg, &eb), &eb, "api");
-    mx_http_config http = {.host = "127.0.0.1", .api_keys = keys, .n_api_keys = n_keys,
-                           .handler = mx_api_handle, .handler_arg = s->api};
-    rig_must(mx_http_start(&s->http, &http, &eb), &eb, "http");
-    mx_api_set_ready(s->api, s->g.model, s->g.engine);
-}
-
-static void service_stop(service *s)
-{
-    mx_api_stop(s->api);
-    mx_api_cancel_all(s->api);
-    mx_http_stop(s->http);
-    rig_stop(&s->g);
-    mx_api_destroy(s->api);
-    rig_close(&s->g);
-}
-
-/* ---- asking -------------------------------------------------------------------------------- */
-
-typedef struct told {
-    char text[256], source[16], finish[16];
-    size_t prompt, generated, ram;
-} told;
-
-static struct json_object *field(struct json_object *o, const char *name)
-{
-    struct json_object *v = NULL;
-    if (!json_object_object_get_ex(o, name, &v)) {
-        fail_msg("no \"%s\" in %s", name, json_object_to_json_string(o));
-    }
-    return v;
-}
-
-static void post(service *s, const char *path, int key, const char *body, client_reply *r)
-{
-    mx_buf b = {0};
-    mx_buf_printf(&b, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer key-%d\r\n"
-                  "Content-Length: %zu\r\n\r\n%s", path, key, strlen(body), body);
-    int fd = client_connect(s->http);
-    client_text(fd, b.ptr);
-    client_read(fd, r, false, 60000);
-    close(fd);
-    mx_buf_free(&b);
-    assert_status(r, 200);
-}
-
-static told read_told(const char *body)
-{
-    told t = {0};
-    struct json_object *o = json_tokener_parse(body);
-    struct json_object *choice = json_object_array_get_idx(field(o, "choices"), 0);
-    struct json_object *message, *text;
-    text = json_object_object_get_ex(choice, "message", &message) ? field(message, "content")
-                                                                  : field(choice, "text");
-    snprintf(t.text, sizeof t.text, "%s", json_object_get_string(text));
-    snprintf(t.finish, sizeof t.finish, "%s",
-             json_object_get_string(field(choice, "finish_reason")));
-    struct json_object *usage = field(o, "usage"), *cache = field(usage, "cache");
-    snprintf(t.source, sizeof t.source, "%s",
-             json_object_get_string(field(cache, "prompt_source")));
-    t.prompt = (size_t)json_object_get_int(field(usage, "prompt_tokens"));
-    t.generated = (size_t)json_object_get_int(field(usage, "completion_tokens"));
-    t.ram = (size_t)json_object_get_int(field(cache, "ram_tokens"));
-    json_object_put(o);
-    return t;
-}
+static const mx_api_config sampled = {.canonical_prompts = false};
+static const mx_api_config canonical = {.canonical_prompts = true};
 
 static const char bias_th[] = "\"logit_bias\":{\"116\":100,\"104\":100}";
 
@@ -152,7 +63,7 @@ static void second_turn_reuses_the_answer(void **state)
 {
     (void)state;
     service s;
-    service_start(&s, false, 0);
+    service_start(&s, &sampled, NULL, 0);
     told first = first_turn(&s, 0, "");
     assert_string_equal(first.source, "client");
     assert_int_equal(first.generated, 40);
@@ -185,7 +96,7 @@ static void canonical_prompts_switch_it_off(void **state)
 {
     (void)state;
     service s;
-    service_start(&s, true, 0);
+    service_start(&s, &canonical, NULL, 0);
     told first = first_turn(&s, 0, "");
     size_t before_th = (size_t)(strstr(first.text, "th") - first.text);
     told second = second_turn(&s, 0, first.text, "");
@@ -198,7 +109,7 @@ static void what_is_not_to_be_stored_is_not(void **state)
 {
     (void)state;
     service s;
-    service_start(&s, false, 0);
+    service_start(&s, &sampled, NULL, 0);
     told first = first_turn(&s, 0, ",\"cache\":\"no-store\"");
     assert_string_equal(second_turn(&s, 0, first.text, "").source, "client");
     first_turn(&s, 0, ",\"cache\":\"off\"");
@@ -213,7 +124,7 @@ static void keys_are_apart(void **state)
 {
     (void)state;
     service s;
-    service_start(&s, false, 2);
+    service_start(&s, &sampled, NULL, 2);
     told first = first_turn(&s, 0, "");
     assert_string_equal(second_turn(&s, 1, first.text, "").source, "client");
     assert_string_equal(second_turn(&s, 0, first.text, "").source, "sampled_ids");
@@ -224,7 +135,7 @@ static void ends_of_answers(void **state)
 {
     (void)state;
     service s;
-    service_start(&s, false, 0);
+    service_start(&s, &sampled, NULL, 0);
     /* A stop string is not part of what the client sends back. */
     told first = first_turn(&s, 0, ",\"stop\":[\"thtt\"]");
     assert_string_equal(first.finish, "stop");
@@ -281,7 +192,7 @@ static void stopped_answers_are_kept(void **state)
 {
     (void)state;
     service s;
-    service_start(&s, false, 0);
+    service_start(&s, &sampled, NULL, 0);
     char seen[64];
     hang_up_after(&s, 30, seen);
     assert_non_null(strstr(seen, "th"));
@@ -304,7 +215,7 @@ static void written_marks_are_not_control_tokens(void **state)
 {
     (void)state;
     service s;
-    service_start(&s, false, 0);
+    service_start(&s, &sampled, NULL, 0);
     told first = first_turn(&s, 0, "");
     assert_string_equal(second_turn(&s, 0, first.text, "").source, "sampled_ids");
     char body[800];
@@ -325,7 +236,7 @@ static void plain_prompts_go_on(void **state)
 {
     (void)state;
     service s;
-    service_start(&s, false, 0);
+    service_start(&s, &sampled, NULL, 0);
     const char *one_t = ",\"max_tokens\":1,\"logit_bias\":{\"116\":100}";
     told before = complete(&s, "\"xtha\"", ",\"max_tokens\":1");
     assert_int_equal(before.prompt, 3); /* x th a */
