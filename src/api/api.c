@@ -107,20 +107,22 @@ void mx_api_free_wakers(mx_api *a)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Pages computed under one API key are invisible under another: the key's salt is part of the root
- * of their identities. With a secret in it, names of files tell nothing about keys or texts. */
-static mx_err make_salts(mx_api *a, mx_errbuf *eb)
+bool mx_api_key_salt(const mx_hash256 *cache_key, const char *api_key, mx_hash256 *out)
 {
     static const char domain[] = "mtplx isolation salt v1";
+    return mx_hmac_sha256(cache_key->b, sizeof cache_key->b, domain, sizeof domain, api_key,
+                          strlen(api_key), out);
+}
+
+static mx_err make_salts(mx_api *a, mx_errbuf *eb)
+{
     if (a->cfg.n_api_keys == 0 || a->cfg.shared_prefixes) {
         return MX_OK;
     }
     a->salts = mx_calloc(a->cfg.n_api_keys, sizeof *a->salts);
     bool ok = a->salts != NULL;
     for (size_t i = 0; ok && i < a->cfg.n_api_keys; i++) {
-        const char *key = a->cfg.api_keys[i];
-        ok = mx_hmac_sha256(a->cfg.cache_key->b, sizeof a->cfg.cache_key->b, domain, sizeof domain,
-                            key, strlen(key), &a->salts[i]);
+        ok = mx_api_key_salt(a->cfg.cache_key, a->cfg.api_keys[i], &a->salts[i]);
     }
     return ok ? MX_OK : mx_fail(eb, MX_E_NOMEM, "out of memory");
 }

@@ -39,6 +39,11 @@ typedef struct mx_api_config {
     const char *cache_mode;       /* "on", "off", "write-only" */
 } mx_api_config;
 
+/* Pages computed under one API key are invisible under another: this salt is part of the root of their
+ * identities. With a secret in it, names of files tell nothing about keys or texts. False: no memory. */
+bool mx_api_key_salt(const mx_hash256 *cache_key, const char *api_key,
+                     mx_hash256 *out) MX_MUST_CHECK;
+
 mx_err mx_api_create(mx_api **out, const mx_api_config *cfg, mx_errbuf *eb);
 /* The HTTP server and the engine must have been stopped. NULL is allowed. */
 void mx_api_destroy(mx_api *a);

@@ -8,8 +8,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli_explain.h"
+#include "cli/cli_export.h"
 #include "cli/cli_keys.h"
 #include "cli/cli_machine.h"
+#include "cli/cli_options.h"
 #include "cli/cli_start.h"
 #include "cli/cli_table.h"
 #include "cold/cold.h"
@@ -22,11 +24,13 @@
 #include <time.h>
 
 typedef struct options {
-    char *dir, *key_file, *url, *admin_key, *api_key;
+    char *dir, *key_file, *url, *admin_key, *api_key, *model;
     mx_cli_auth auth;
-    bool all, quarantine;
+    const char *file; /* the second operand */
+    bool all, quarantine, recompute;
     bool is_named; /* dir is not the default */
     uint64_t max_size, ttl_s;
+    uint64_t kv_type, act_type, threads;
 } options;
 
 #define AT(field) offsetof(options, field)
@@ -41,7 +45,7 @@ static const mx_option rows[] = {
     {"quarantine", OPT_FLAG, AT(quarantine), NULL, "off", 0, 0, NULL,
      "verify: move damaged files to quarantine/, so that no reader meets them"},
     {"ssd-session-cache-max-size", OPT_SIZE, AT(max_size), "SIZE", "0", MX_SIZE_MIN, 0, NULL,
-     "gc: the limit; without it MTPLX_SSD_SESSION_CACHE_MAX_SIZE, or else there is none"},
+     "gc and import: the limit; without it MTPLX_SSD_SESSION_CACHE_MAX_SIZE, or else there is none"},
     {"ssd-session-cache-ttl", OPT_TIME, AT(ttl_s), "TIME", "0", 0, 0, NULL,
      "gc: what was not used for so long (30d, 12h) goes; without it MTPLX_SSD_SESSION_CACHE_TTL"},
     {"url", OPT_TEXT, AT(url), "URL", "http://127.0.0.1:8000", 0, 0, NULL,
@@ -49,14 +53,25 @@ static const mx_option rows[] = {
     {"admin-key", OPT_SECRET, AT(admin_key), "KEY", NULL, 0, 0, NULL,
      "explain: the server's admin key; better in MTPLX_ADMIN_KEY"},
     {"api-key", OPT_SECRET, AT(api_key), "KEY", NULL, 0, 0, NULL,
-     "explain: whose prefixes are meant; better in MTPLX_API_KEY"},
+     "explain: whose prefixes are meant; import: whose the conversation becomes, for a server with keys "
+     "and without --shared-prefixes; better in MTPLX_API_KEY"},
+    {"model", OPT_TEXT, AT(model), "FILE", NULL, 0, 0, NULL,
+     "export and import: the server's model; without it the default model in ~/.mtplx/models"},
+    {"kv-type", OPT_CHOICE, AT(kv_type), NULL, "f16", 0, 0, mx_kv_words,
+     "export and import: the server's"},
+    {"activations", OPT_CHOICE, AT(act_type), NULL, "16", 0, 0, mx_act_words,
+     "export and import: the server's"},
+    {"recompute", OPT_FLAG, AT(recompute), NULL, "off", 0, 0, NULL,
+     "import: compute the conversation first, and take nothing that differs in a bit"},
+    {"threads", OPT_NUMBER, AT(threads), "N", "0", 0, 1024, NULL,
+     "export and import: compute threads; 0 = as many as the process may use"},
 };
 
 static const mx_option_table table = {"cache", false, rows, MX_COUNT(rows)};
 
 typedef struct action {
     const char *name, *operand, *summary;
-    bool needs_operand;
+    int n_needed; /* operands */
     int (*run)(const options *o, const char *operand);
 } action;
 
@@ -243,19 +258,24 @@ static int run_verify(const options *o, const char *operand)
     return n.n_bad > n.n_moved ? 1 : 0;
 }
 
+/* 0 = none. */
+static mx_err read_limit(const options *o, uint64_t *limit, mx_errbuf *eb)
+{
+    static const char name[] = "MTPLX_SSD_SESSION_CACHE_MAX_SIZE";
+    const char *text = given_or_env(NULL, name);
+    *limit = o->max_size;
+    return *limit == 0 && text != NULL ? mx_read_size(name, text, MX_SIZE_MIN, limit, eb) : MX_OK;
+}
+
 static int run_gc(const options *o, const char *operand)
 {
     (void)operand;
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
     char size[32];
-    uint64_t limit = o->max_size, ttl_s = o->ttl_s;
-    static const char size_name[] = "MTPLX_SSD_SESSION_CACHE_MAX_SIZE";
-    const char *max_size = given_or_env(NULL, size_name);
+    uint64_t limit, ttl_s = o->ttl_s;
     const char *ttl = given_or_env(NULL, "MTPLX_SSD_SESSION_CACHE_TTL");
-    if (limit == 0 && max_size != NULL
-        && mx_read_size(size_name, max_size, MX_SIZE_MIN, &limit, &eb) != MX_OK)
-    {
+    if (read_limit(o, &limit, &eb) != MX_OK) {
         failed(&eb);
         return 2;
     }
@@ -302,6 +322,40 @@ static int run_rm(const options *o, const char *operand)
     return 0;
 }
 
+/* ---- to another machine ---------------------------------------------------------------------- */
+
+static mx_cli_transfer transfer_of(const options *o)
+{
+    return (mx_cli_transfer){.dir = o->dir,
+                             .auth = &o->auth,
+                             .key_file = given_or_env(o->key_file, "MTPLX_CACHE_KEY_FILE"),
+                             .api_key = given_or_env(o->api_key, "MTPLX_API_KEY"),
+                             .model = o->model,
+                             .kv_type = o->kv_type,
+                             .act_type = o->act_type,
+                             .threads = o->threads,
+                             .recompute = o->recompute};
+}
+
+static int run_export(const options *o, const char *operand)
+{
+    mx_cold_entry e;
+    mx_errbuf eb = {{0}};
+    mx_cli_transfer t = transfer_of(o);
+    return find(o, operand, &e, &eb) != MX_OK ? failed(&eb) : mx_cli_export(&t, &e, o->file);
+}
+
+static int run_import(const options *o, const char *operand)
+{
+    mx_errbuf eb = {{0}};
+    mx_cli_transfer t = transfer_of(o);
+    if (read_limit(o, &t.max_size, &eb) != MX_OK) {
+        failed(&eb);
+        return 2;
+    }
+    return mx_cli_import(&t, operand);
+}
+
 static int run_explain(const options *o, const char *operand)
 {
     return mx_cli_explain(operand, o->url, given_or_env(o->admin_key, "MTPLX_ADMIN_KEY"),
@@ -311,14 +365,17 @@ static int run_explain(const options *o, const char *operand)
 /* ---- the command ----------------------------------------------------------------------------- */
 
 static const action actions[] = {
-    {"ls", NULL, "what is on disk, used last first", false, run_ls},
-    {"show", "ID", "one entry of it", true, run_show},
+    {"ls", NULL, "what is on disk, used last first", 0, run_ls},
+    {"show", "ID", "one entry of it", 1, run_show},
     {"verify", "[ID]", "check every file (or those of one entry) against its hash; 1 = some are damaged",
-     false, run_verify},
-    {"gc", NULL, "bring the folder under its limit", false, run_gc},
-    {"rm", "ID|--all", "remove an entry, or everything", false, run_rm},
+     0, run_verify},
+    {"gc", NULL, "bring the folder under its limit", 0, run_gc},
+    {"rm", "ID|--all", "remove an entry, or everything", 0, run_rm},
+    {"export", "ID FILE", "write an entry into a new file, for another machine with the same model", 2,
+     run_export},
+    {"import", "FILE", "check such a file and take it in", 1, run_import},
     {"explain", "FILE.json", "what a running server would reuse of this request body, and why not more",
-     true, run_explain},
+     1, run_explain},
 };
 
 void mx_cli_cache_help(mx_buf *out)
@@ -329,7 +386,7 @@ void mx_cli_cache_help(mx_buf *out)
                  actions[i].operand == NULL ? "" : actions[i].operand);
         mx_buf_printf(out, "  %-20s %s\n", what, actions[i].summary);
     }
-    mx_buf_str(out, "\nAll but explain work on the folder, with or without a server. Options:\n");
+    mx_buf_str(out, "\nAll but explain work on the folder, with or without a server; export and import also load the model. Options:\n");
     mx_table_help(&table, out);
 }
 
@@ -366,25 +423,31 @@ int mx_cli_cache(int argc, char **argv)
         a = strcmp(actions[i].name, argv[0]) == 0 ? &actions[i] : a;
     }
     if (a == NULL) {
-        return wrong_usage("cache knows the actions ls, show, verify, gc, rm and explain");
+        return wrong_usage("cache knows the actions ls, show, verify, gc, rm, export, import and "
+                           "explain");
     }
-    bool has_operand = argc > 1 && strncmp(argv[1], "--", 2) != 0;
-    if (has_operand && a->operand == NULL) {
+    int n = 0; /* operands */
+    while (n < (a->n_needed > 1 ? a->n_needed : 1) && argc > 1 + n && strncmp(argv[1 + n], "--", 2) != 0) {
+        n++;
+    }
+    if (n > 0 && a->operand == NULL) {
         return wrong_usage("this action takes options only");
     }
-    if (!has_operand && a->needs_operand) {
-        return wrong_usage(a->run == run_explain ? "explain needs a file with the request's body"
-                                                 : "this action needs an entry's name");
+    if (n < a->n_needed) {
+        return wrong_usage(a->run == run_explain  ? "explain needs a file with the request's body"
+                           : a->run == run_export ? "export needs an entry's name and a new file's"
+                           : a->run == run_import ? "import needs the file"
+                                                  : "this action needs an entry's name");
     }
-    int skip = 1 + has_operand;
-    options o = {0};
+    int skip = 1 + n;
+    options o = {.file = n > 1 ? argv[2] : NULL};
     mx_errbuf eb = {{0}};
     int code = 2;
     if (mx_table_parse(&table, &o, argc - skip, argv + skip, &eb) != MX_OK) {
         fprintf(stderr, "mtplx: %s\n", eb.text);
     } else if (!find_folder(&o)) {
         code = wrong_usage("there is no home folder; name the folder with --ssd-session-cache-dir");
-    } else if (o.is_named && a->run != run_explain && !is_there(&o)) {
+    } else if (o.is_named && a->run != run_explain && a->run != run_import && !is_there(&o)) {
         /* A slip in the name must not read as "nothing is stored" or "everything is removed". */
         fprintf(stderr, "mtplx: there is no folder %s\n", o.dir);
         code = 1;
@@ -393,7 +456,7 @@ int mx_cli_cache(int argc, char **argv)
         const char *key_file = given_or_env(o.key_file, "MTPLX_CACHE_KEY_FILE");
         code = a->run != run_explain && mx_cli_read_auth(key_file, &o.auth, &eb) != MX_OK
                    ? failed(&eb)
-                   : a->run(&o, has_operand ? argv[1] : NULL);
+                   : a->run(&o, n > 0 ? argv[1] : NULL);
     }
     mx_table_free(&table, &o);
     return code;

@@ -69,29 +69,36 @@ static mx_err check_host(const mx_settings *s, mx_errbuf *eb)
                    "KEY), or leave --host out to serve this machine only", s->host, s->host);
 }
 
-static mx_err find_model(server *s, mx_errbuf *eb)
+mx_err mx_cli_find_model(const char *given, char *out, unsigned long cap, mx_errbuf *eb)
 {
     struct stat st;
-    if (s->settings.model != NULL) {
-        snprintf(s->model_path, sizeof s->model_path, "%s", s->settings.model);
-        if (stat(s->model_path, &st) != 0) {
-            return mx_fail_errno(eb, MX_E_NOT_FOUND, errno, "--model %.200s", s->model_path);
+    if (given != NULL) {
+        snprintf(out, cap, "%s", given);
+        if (stat(out, &st) != 0) {
+            return mx_fail_errno(eb, MX_E_NOT_FOUND, errno, "--model %.200s", out);
         }
         return MX_OK;
     }
     const char *home = mx_machine_home();
     if (home == NULL) {
         return mx_fail(eb, MX_E_NOT_FOUND, "there is no home folder to look for the default model "
-                       "in; name a model: mtplx start --model FILE.gguf");
+                       "in; name a model: --model FILE.gguf");
     }
-    snprintf(s->model_path, sizeof s->model_path, "%s/.mtplx/models/" DEFAULT_MODEL_FILE, home);
-    if (stat(s->model_path, &st) != 0) {
+    snprintf(out, cap, "%s/.mtplx/models/" DEFAULT_MODEL_FILE, home);
+    if (stat(out, &st) != 0) {
         return mx_fail(eb, MX_E_NOT_FOUND, "the default model is not there (%.200s). `make start` "
-                       "in the source folder downloads it, or name one: mtplx start --model "
-                       "FILE.gguf",
-                       s->model_path);
+                       "in the source folder downloads it, or name one: --model FILE.gguf", out);
     }
     return MX_OK;
+}
+
+void mx_cli_fingerprint_dir(char *out, unsigned long cap, const char *home)
+{
+    snprintf(out, cap, "%s/.mtplx", home);
+    if (mkdir(out, 0700) != 0 && errno != EEXIST) {
+        mx_log(MX_LOG_WARN, "cannot make %s: %s", out, strerror(errno));
+    }
+    snprintf(out, cap, "%s/.mtplx/fingerprints", home);
 }
 
 static mx_err find_folders(server *s, mx_errbuf *eb)
@@ -109,11 +116,7 @@ static mx_err find_folders(server *s, mx_errbuf *eb)
     /* The cached fingerprint saves hashing the model file at each start. With the cache off no file
      * is touched at all. */
     if (home != NULL && s->settings.ssd_mode != MX_COLD_OFF) {
-        snprintf(s->fingerprint_dir, sizeof s->fingerprint_dir, "%s/.mtplx", home);
-        if (mkdir(s->fingerprint_dir, 0700) != 0 && errno != EEXIST) {
-            mx_log(MX_LOG_WARN, "cannot make %s: %s", s->fingerprint_dir, strerror(errno));
-        }
-        snprintf(s->fingerprint_dir, sizeof s->fingerprint_dir, "%s/.mtplx/fingerprints", home);
+        mx_cli_fingerprint_dir(s->fingerprint_dir, sizeof s->fingerprint_dir, home);
     }
     return MX_OK;
 }
@@ -149,7 +152,7 @@ static mx_err prepare(server *s, mx_errbuf *eb)
     mx_log_set_level((mx_log_level)s->settings.log_level);
     MX_TRY(mx_cli_read_api_keys(&s->settings, eb));
     MX_TRY(check_host(&s->settings, eb));
-    MX_TRY(find_model(s, eb));
+    MX_TRY(mx_cli_find_model(s->settings.model, s->model_path, sizeof s->model_path, eb));
     MX_TRY(find_folders(s, eb));
     MX_TRY(size_up(&s->settings, s->model_path, eb));
     MX_TRY(mx_cli_cache_key(&s->settings, s->cache_dir, &s->cache_key, eb));

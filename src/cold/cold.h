@@ -205,6 +205,7 @@ struct mx_cold_job {
     mx_hash256 session_id;    /* for logs; the file is named by the last page */
     const mx_turn *turns;     /* [n_turns] the answers in it, at most MX_TURNS_MAX; like page_ids */
     size_t n_turns;
+    bool is_imported;         /* from another machine: a manifest of that name that is there stays */
 
     /* READ_IDS in: page_id = a manifest. Out: its answers, and the tokens of its chain, fewer when a page
      * is missing or bad. The caller's to mx_cold_ids_free. MX_E_NOT_FOUND: it is not there, or not

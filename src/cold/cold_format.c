@@ -425,6 +425,7 @@ void mx_disk_manifest_encode(mx_buf *out, const mx_disk_manifest *m)
     mx_put_le32(h + S_N_STATES, m->n_states);
     mx_put_le64(h + S_TURNS, turns_bytes);
     mx_put_le64(h + S_CREATED, m->created_s);
+    mx_put_le32(h + S_ORIGIN, m->is_imported);
     memcpy(h + S_BUILD, writer_build, sizeof writer_build);
     size_t at = out->len;
     mx_buf_append(out, h, sizeof h);
@@ -520,6 +521,7 @@ mx_err mx_disk_manifest_decode(mx_disk_manifest *m, const uint8_t *bytes, size_t
     m->n_tokens = mx_get_le64(bytes + S_N_TOKENS);
     m->n_pages = mx_get_le32(bytes + S_N_PAGES);
     m->created_s = mx_get_le64(bytes + S_CREATED);
+    m->is_imported = mx_get_le32(bytes + S_ORIGIN) == 1;
     m->auth = mx_get_le32(bytes + S_AUTH_KIND);
     m->page_ids = (const mx_hash256 *)(bytes + MX_DISK_MANIFEST_HEADER_BYTES);
     m->n_states = mx_get_le32(bytes + S_N_STATES);

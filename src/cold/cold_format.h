@@ -104,6 +104,7 @@ typedef struct mx_disk_manifest {
     const uint8_t *turns;         /* [n_turns][MX_DISK_TURN_BYTES] mx_turn_decode; likewise */
     uint32_t n_turns;
     uint64_t created_s;
+    bool is_imported;
     uint32_t auth;                /* MX_DISK_AUTH_*, decoded only */
 } mx_disk_manifest;
 

@@ -19,25 +19,19 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cold/cold_manifest.h"
+#include "cold/cold_object.h"
 #include "cold/cold_sweep.h"
-
-/* How the folder may be used: ours alone, or with a key. */
-typedef struct trust {
-    const mx_cold_fileops *ops;
-    const mx_hash256 *key; /* or NULL */
-    bool needs_tag;        /* others can write it: what has no tag is not ours */
-} trust;
 
 /* An open model folder. */
 typedef struct model_dir {
     char name[65];
     int fd;
-    trust trust;
+    mx_cold_trust trust;
 } model_dir;
 
 typedef struct opened {
     int top, v1, lock; /* -1 = closed */
-    trust trust;
+    mx_cold_trust trust;
 } opened;
 
 static void close_all(opened *o)
@@ -102,7 +96,7 @@ static mx_err open_all(opened *o, const char *dir, const mx_hash256 *key, bool l
     struct stat st;
     o->top = mx_cold_open_dir(o->trust.ops, AT_FDCWD, dir, false, &err, eb);
     if (o->top < 0 && err == MX_E_DENIED && key != NULL) {
-        o->trust = (trust){&mx_cold_shared_fileops, key, true};
+        o->trust = (mx_cold_trust){&mx_cold_shared_fileops, key, true};
         o->top = mx_cold_open_dir(o->trust.ops, AT_FDCWD, dir, false, &err, eb);
     }
     if (o->top < 0) {
@@ -134,7 +128,7 @@ static mx_err open_all(opened *o, const char *dir, const mx_hash256 *key, bool l
 
 typedef mx_err name_fn(void *arg, int dir, const char *name);
 
-static mx_err each_name(const trust *t, int parent, const char *folder, name_fn *fn, void *arg)
+static mx_err each_name(const mx_cold_trust *t, int parent, const char *folder, name_fn *fn, void *arg)
 {
     mx_err err;
     int fd = mx_cold_open_dir(t->ops, parent, folder, false, &err, NULL);
@@ -170,7 +164,7 @@ static bool has_suffix(const char *name, const char *suffix, mx_hash256 *id)
 }
 
 typedef struct model_walk {
-    const trust *trust;
+    const mx_cold_trust *trust;
     const char *only; /* NULL = all */
     mx_err (*fn)(void *arg, const model_dir *m);
     void *arg;
@@ -204,7 +198,7 @@ static mx_err each_model(const opened *o, const char *only, mx_err (*fn)(void *,
 
 /* ---- manifests ------------------------------------------------------------------------------- */
 
-static mx_err read_manifest(const trust *t, int dir, const char *name, const mx_hash256 *id,
+static mx_err read_manifest(const mx_cold_trust *t, int dir, const char *name, const mx_hash256 *id,
                             mx_disk_manifest *m, uint8_t **copy, mx_errbuf *eb)
 {
     return mx_cold_read_manifest(t->ops, dir, name, id, t->key, t->needs_tag, m, copy, eb);
@@ -305,8 +299,6 @@ mx_err mx_cold_list(const char *dir, const mx_hash256 *key, const char *folder,
 
 /* ---- checking -------------------------------------------------------------------------------- */
 
-enum { MAX_OBJECT_BYTES = 1 << 30 };
-
 typedef struct checking {
     const mx_hash256 *only; /* this manifest and what it names; NULL = all */
     mx_hash256 *ids;        /* [n_ids] then: pages and states, sorted */
@@ -318,9 +310,7 @@ typedef struct checking {
     mx_cold_counts *out;
     const model_dir *model;
     char folder[16]; /* of the file at hand, below the model's: "pages/ab" */
-    uint8_t *bytes, *raw; /* scratch */
-    size_t bytes_cap, raw_cap;
-    mx_codec codec;
+    mx_object_reader reader;
 } checking;
 
 static int compare_hash(const void *a, const void *b)
@@ -354,68 +344,23 @@ static void judge(checking *c, int dir, const char *name, mx_err err, const mx_e
     }
 }
 
-/* As a reader of some model would. */
-static mx_err check_bytes(checking *c, const mx_hash256 *id, const uint8_t *bytes, size_t n,
-                          mx_errbuf *eb)
-{
-    mx_cold_object o = c->object;
-    mx_disk_page page;
-    MX_TRY(o == MX_COLD_STATE ? mx_disk_state_decode(&page, bytes, n, eb)
-                              : mx_disk_page_decode(&page, bytes, n, eb));
-    if (!mx_hash256_eq(&page.own, id)) {
-        return mx_fail(eb, MX_E_CORRUPT, "the name is not the identity");
-    }
-    if (n != MX_DISK_PAYLOAD_AT + page.stored_bytes || page.payload_bytes > MAX_OBJECT_BYTES) {
-        return mx_fail(eb, MX_E_CORRUPT, "size");
-    }
-    const uint8_t *stored = bytes + MX_DISK_PAYLOAD_AT;
-    const trust *t = &c->model->trust;
-    MX_TRY(mx_disk_page_verify(&page, stored, n - MX_DISK_PAYLOAD_AT, eb));
-    if (t->key != NULL && (t->needs_tag || page.auth != MX_DISK_AUTH_NONE)) {
-        MX_TRY(mx_disk_page_authenticate(bytes, t->key, stored, n - MX_DISK_PAYLOAD_AT, eb));
-    }
-    if (page.codec == MX_CODEC_NONE) {
-        return MX_OK;
-    }
-    void *raw = c->raw;
-    if (!mx_grow(&raw, &c->raw_cap, (size_t)page.payload_bytes, 1)) {
-        return mx_fail(eb, MX_E_NOMEM, "no memory to decompress it");
-    }
-    c->raw = raw;
-    return mx_disk_page_unpack(&page, &c->codec, stored, c->raw, eb);
-}
-
 static mx_err check_object(void *arg, int dir, const char *name)
 {
     checking *c = arg;
     mx_hash256 id;
     mx_errbuf eb = {{0}};
-    int fd = -1;
+    mx_disk_page page;
+    const uint8_t *payload;
     uint64_t n = 0;
     if (!has_suffix(name, c->object == MX_COLD_STATE ? ".state" : ".page", &id)
         || (c->only != NULL && !is_among(c->ids, c->n_ids, &id)))
     {
         return MX_OK;
     }
-    mx_err err = mx_cold_open_file(c->model->trust.ops, dir, name, &fd, &n, &eb);
-    if (err == MX_OK && (n < MX_DISK_PAYLOAD_AT || n > MAX_OBJECT_BYTES)) {
-        err = mx_fail(&eb, MX_E_CORRUPT, "size");
-    }
-    void *bytes = c->bytes;
-    if (err == MX_OK && !mx_grow(&bytes, &c->bytes_cap, (size_t)n, 1)) {
-        close(fd);
-        return MX_E_NOMEM;
-    }
-    c->bytes = bytes;
-    if (err == MX_OK) {
-        struct iovec iov = {c->bytes, (size_t)n};
-        err = mx_cold_read_all(c->model->trust.ops, fd, &iov, 1, &eb);
-    }
-    if (err == MX_OK) {
-        err = check_bytes(c, &id, c->bytes, (size_t)n, &eb);
-    }
-    if (fd >= 0) {
-        close(fd);
+    c->reader.trust = c->model->trust;
+    mx_err err = mx_object_read(&c->reader, dir, name, c->object, &id, &page, &payload, &n, &eb);
+    if (err == MX_E_NOMEM) {
+        return err;
     }
     c->out->n_files++;
     c->out->n_bytes += n;
@@ -492,9 +437,7 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *key, const mx_hash256 *
     if (err == MX_OK) {
         err = each_model(&o, NULL, check_model, &c);
     }
-    mx_free(c.bytes);
-    mx_free(c.raw);
-    mx_codec_free(&c.codec);
+    mx_object_reader_free(&c.reader);
     err = done(&o, err, dir, eb);
     if (id != NULL && err == MX_OK && out->n_files == 0) {
         return mx_fail(eb, MX_E_NOT_FOUND, "there is no such entry in %s", dir);
@@ -520,7 +463,7 @@ typedef struct kept {
     const mx_hash256 *but;
     mx_hash256 *ids; /* [n] */
     size_t n, cap;
-    const trust *trust;
+    const mx_cold_trust *trust;
     mx_errbuf *eb;
 } kept;
 

@@ -481,6 +481,21 @@ static bool is_session_kept(mx_cold *c, const mx_cold_job *job, const mx_disk_ma
     return true;
 }
 
+/* What was computed here knows better what it is. */
+static bool has_own_manifest(mx_cold *c, const mx_disk_manifest *m)
+{
+    mx_cold_folder *f = &c->writer_folder;
+    mx_disk_manifest own;
+    uint8_t *copy;
+    char name[MX_COLD_NAME_CAP];
+    const mx_hash256 *last = &m->page_ids[m->n_pages - 1];
+    mx_cold_session_name(last, name);
+    mx_err err = mx_cold_read_manifest(f->ops, f->sessions_fd, name, last, mx_cold_auth_key(c), true,
+                                       &own, &copy, NULL);
+    mx_free(copy);
+    return err == MX_OK;
+}
+
 /* The answers that are in the chain, the last one perhaps not to its end. One that goes on
  * behind it is told of by a longer one. */
 static uint32_t encode_turns(const mx_cold_job *job, uint8_t *out)
@@ -511,7 +526,8 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
                           .state_ids = state_ids,
                           .turns = turns,
                           .n_turns = n_turns,
-                          .created_s = (uint64_t)mx_wall_s()};
+                          .created_s = (uint64_t)mx_wall_s(),
+                          .is_imported = job->is_imported};
     if (is_session_kept(c, job, &m)) {
         return MX_OK;
     }
@@ -520,7 +536,9 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
         return MX_E_NOT_FOUND;
     }
     MX_TRY(sync_pages(c, job, eb));
-    MX_TRY(put_manifest(c, &m, eb));
+    if (!job->is_imported || !has_own_manifest(c, &m)) {
+        MX_TRY(put_manifest(c, &m, eb));
+    }
     MX_TRY(mx_cold_learn_manifest(c, &m));
     if (count_missing(c, job) > 0) {
         return MX_E_NOT_FOUND;

@@ -269,7 +269,7 @@ static mx_hash256 keyed_root(const mx_hash256 *root, const mx_hash256 *key)
     return mx_sha256_of(bytes, sizeof bytes);
 }
 
-mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
+static mx_hash256 unkeyed_root(const mx_model *m, const mx_hash256 *salt)
 {
     static const char tag[16] = "mtplx root v1";
     const mx_hash256 none = {{0}};
@@ -304,8 +304,18 @@ mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
         put32(&at, m->bp.gdn.head_dim);
         put32(&at, m->bp.gdn.n_taps);
     }
-    mx_hash256 root = mx_sha256_of(bytes, (size_t)(at - bytes));
+    return mx_sha256_of(bytes, (size_t)(at - bytes));
+}
+
+mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt)
+{
+    mx_hash256 root = unkeyed_root(m, salt);
     return m->has_root_key ? keyed_root(&root, &m->root_key) : root;
+}
+
+mx_hash256 mx_model_bare_root(const mx_model *m)
+{
+    return unkeyed_root(m, NULL);
 }
 
 /* ---- looking in ------------------------------------------------------------------------------ */

@@ -73,6 +73,8 @@ const mx_hash256 *mx_model_numerics_id(const mx_model *m); /* docs/numerics.md s
 /* The root of all page identities: everything that changes the numbers for the same tokens. salt:
  * isolation salt of an API key, or NULL. */
 mx_hash256 mx_model_root(const mx_model *m, const mx_hash256 *salt);
+/* The same without any salt or key: equal on all machines that compute the same numbers. */
+mx_hash256 mx_model_bare_root(const mx_model *m);
 
 /* One row of a batch: a token at the next uncommitted position of a sequence. */
 typedef struct mx_batch_row {
