@@ -512,4 +512,23 @@ HELP int help_teardown(void **arg)
     return 0;
 }
 
+/* A file of one byte below the root's folder, as old as that; its folder is made. */
+HELP void help_spill_aged(const help_bed *s, const char *name, int64_t age_s)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
+    *strrchr(path, '/') = '\0';
+    (void)mkdir(path, 0700);
+    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
+    help_spill(path, (const uint8_t *)"x", 1);
+    help_age(path, &age_s);
+}
+
+HELP bool help_is_there(const help_bed *s, const char *name)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
+    return access(path, F_OK) == 0;
+}
+
 #endif

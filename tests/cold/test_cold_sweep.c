@@ -283,21 +283,6 @@ static void test_manifest_of_another_version_stays(void **arg)
     mx_cold_close(c);
 }
 
-static void spill(const state *s, const char *name, int64_t age_s)
-{
-    char path[700];
-    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
-    help_spill(path, (const uint8_t *)"x", 1);
-    help_age(path, &age_s);
-}
-
-static bool is_there(const state *s, const char *name)
-{
-    char path[700];
-    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
-    return access(path, F_OK) == 0;
-}
-
 static void test_leftovers_and_foreign_names(void **arg)
 {
     state *s = *arg;
@@ -309,15 +294,15 @@ static void test_leftovers_and_foreign_names(void **arg)
     mkdir(path, 0700);
     snprintf(path, sizeof path, "%s/quarantine", s->root_dir);
     assert_int_equal(mkdir(path, 0700), 0);
-    spill(s, "sessions/.tmp-1-old", 4000);
-    spill(s, "sessions/.tmp-2-young", 3000);
-    spill(s, "sessions/notes.txt", 900000);
-    spill(s, "trash/something.page", 10);
-    spill(s, "README", 900000);
+    help_spill_aged(s, "sessions/.tmp-1-old", 4000);
+    help_spill_aged(s, "sessions/.tmp-2-young", 3000);
+    help_spill_aged(s, "sessions/notes.txt", 900000);
+    help_spill_aged(s, "trash/something.page", 10);
+    help_spill_aged(s, "README", 900000);
     for (int i = 0; i < 200; i++) {
         char name[64];
         snprintf(name, sizeof name, "quarantine/bad%03d", i);
-        spill(s, name, 10000 - i);
+        help_spill_aged(s, name, 10000 - i);
     }
     snprintf(path, sizeof path, "%s/v2", s->dir);
     assert_int_equal(mkdir(path, 0700), 0);
@@ -327,17 +312,17 @@ static void test_leftovers_and_foreign_names(void **arg)
     /* Somebody else deletes now: we do not. */
     assert_int_equal(flock(lock, LOCK_EX | LOCK_NB), 0);
     sweep(c);
-    assert_true(is_there(s, "sessions/.tmp-1-old"));
-    assert_true(is_there(s, "trash/something.page"));
+    assert_true(help_is_there(s, "sessions/.tmp-1-old"));
+    assert_true(help_is_there(s, "trash/something.page"));
     close(lock);
     sweep(c);
-    assert_false(is_there(s, "sessions/.tmp-1-old"));
-    assert_true(is_there(s, "sessions/.tmp-2-young"));
-    assert_true(is_there(s, "sessions/notes.txt"));
-    assert_true(is_there(s, "README"));
-    assert_false(is_there(s, "trash/something.page"));
-    assert_false(is_there(s, "quarantine/bad000"));
-    assert_true(is_there(s, "quarantine/bad199"));
+    assert_false(help_is_there(s, "sessions/.tmp-1-old"));
+    assert_true(help_is_there(s, "sessions/.tmp-2-young"));
+    assert_true(help_is_there(s, "sessions/notes.txt"));
+    assert_true(help_is_there(s, "README"));
+    assert_false(help_is_there(s, "trash/something.page"));
+    assert_false(help_is_there(s, "quarantine/bad000"));
+    assert_true(help_is_there(s, "quarantine/bad199"));
     assert_int_equal(help_count(s->root_dir, "") >= 128, true);
     assert_int_equal(help_read_talk(c, &s->talk, 70), 70);
     mx_cold_close(c);
@@ -535,7 +520,7 @@ static void test_remove_all(void **arg)
     char hex[65];
     mx_hash256_hex(&s->talk.ids[0], hex);
     snprintf(path, sizeof path, "quarantine/%s.page.reason", hex);
-    spill(s, path, 0);
+    help_spill_aged(s, path, 0);
     uint64_t before = bytes_below(s->dir);
     size_t n_before = help_count(s->dir, "");
     /* a name that is not ours, and a link where a page could be: both stay, and the rest goes */

@@ -35,24 +35,6 @@ static void age_all(const state *s, const char *suffix, int64_t age_s)
 }
 
 /* A file of ours without meaning. */
-static void spill_aged(const state *s, const char *name, int64_t age_s)
-{
-    char path[700];
-    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
-    *strrchr(path, '/') = '\0';
-    (void)mkdir(path, 0700);
-    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
-    help_spill(path, (const uint8_t *)"x", 1);
-    help_age(path, &age_s);
-}
-
-static bool is_there(const state *s, const char *name)
-{
-    char path[700];
-    snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
-    return access(path, F_OK) == 0;
-}
-
 static mx_cold_counts gc(const state *s, uint64_t max_bytes, uint64_t ttl_s)
 {
     mx_cold_counts n;
@@ -74,15 +56,15 @@ static void test_gc_takes_leftovers(void **arg)
 {
     state *s = *arg;
     write_talk(s, &s->talk, 1, 100);
-    spill_aged(s, "pages/ab/.tmp-old", 3601);
-    spill_aged(s, "pages/ab/.tmp-young", 3000); /* somebody may be writing it */
-    spill_aged(s, "trash/left", 0);
+    help_spill_aged(s, "pages/ab/.tmp-old", 3601);
+    help_spill_aged(s, "pages/ab/.tmp-young", 3000); /* somebody may be writing it */
+    help_spill_aged(s, "trash/left", 0);
     mx_cold_counts n = gc(s, UINT64_MAX, 0);
     assert_int_equal(n.n_files, 2);
     assert_int_equal(n.n_bytes, 2);
-    assert_false(is_there(s, "pages/ab/.tmp-old"));
-    assert_false(is_there(s, "trash/left"));
-    assert_true(is_there(s, "pages/ab/.tmp-young"));
+    assert_false(help_is_there(s, "pages/ab/.tmp-old"));
+    assert_false(help_is_there(s, "trash/left"));
+    assert_true(help_is_there(s, "pages/ab/.tmp-young"));
     assert_int_equal(read_talk(s, &s->talk), 100);
 }
 
@@ -95,10 +77,10 @@ static void test_gc_knows_the_time_to_live(void **arg)
     age_all(s, ".session", 60 * DAY_S); /* of the other, too: its pages are young */
     assert_int_equal(gc(s, UINT64_MAX, 0).n_files, 0);
     assert_int_equal(gc(s, UINT64_MAX, 41 * DAY_S).n_files, 0);
-    spill_aged(s, "quarantine/young", 29 * DAY_S);
-    spill_aged(s, "quarantine/old", 31 * DAY_S);
+    help_spill_aged(s, "quarantine/young", 29 * DAY_S);
+    help_spill_aged(s, "quarantine/old", 31 * DAY_S);
     assert_int_equal(gc(s, UINT64_MAX, 30 * DAY_S).n_files, 5 + 1 + 1);
-    assert_true(is_there(s, "quarantine/young") && !is_there(s, "quarantine/old"));
+    assert_true(help_is_there(s, "quarantine/young") && !help_is_there(s, "quarantine/old"));
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
     assert_int_equal(read_talk(s, &s->other), 200);
     assert_int_equal(read_talk(s, &s->talk), 0);
@@ -109,10 +91,10 @@ static void test_gc_goes_leaf_first_to_the_limit(void **arg)
 {
     state *s = *arg;
     write_talk(s, &s->talk, 1, 640);
-    spill_aged(s, "quarantine/bad", 0);
+    help_spill_aged(s, "quarantine/bad", 0);
     mx_cold_counts n = gc(s, 5 * FILE_BYTES, 0);
     assert_true(n.n_bytes > 0);
-    assert_false(is_there(s, "quarantine/bad"));
+    assert_false(help_is_there(s, "quarantine/bad"));
     size_t n_pages = help_count(s->root_dir, ".page");
     assert_true(n_pages >= 4 && n_pages <= 5);
     assert_int_equal(read_talk(s, &s->talk), n_pages * 64);
@@ -209,17 +191,17 @@ static void test_rm_empties_quarantine(void **arg)
     snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(read_talk(s, &s->talk), 4 * 64);
-    spill_aged(s, "trash/left", 0);
+    help_spill_aged(s, "trash/left", 0);
     snprintf(path, sizeof path, "quarantine/%s.page", hex);
-    assert_true(is_there(s, path));
+    assert_true(help_is_there(s, path));
     mx_hash256 unknown = help_root(7);
     assert_int_equal(mx_cold_remove_entry(s->dir, NULL, NULL, &unknown, NULL, 0, &n, &eb), MX_E_NOT_FOUND);
-    assert_true(is_there(s, path)); /* that was nobody's */
+    assert_true(help_is_there(s, path)); /* that was nobody's */
     assert_int_equal(mx_cold_remove_entry(s->dir, NULL, NULL, &s->talk.ids[9], NULL, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 9 + 1 + 2 + 1);
-    assert_false(is_there(s, path));
+    assert_false(help_is_there(s, path));
     assert_int_equal(help_count(s->root_dir, ".reason"), 0);
-    assert_false(is_there(s, "trash/left"));
+    assert_false(help_is_there(s, "trash/left"));
     assert_int_equal(read_talk(s, &s->other), 640);
 }
 
@@ -232,16 +214,16 @@ static void test_remove_folder_leaves_the_others(void **arg)
     mx_errbuf eb = {{0}};
     char hex[65], other_hex[65];
     write_talk(s, &s->talk, 1, 640);
-    spill_aged(s, "quarantine/bad", 0);
+    help_spill_aged(s, "quarantine/bad", 0);
     mx_hash256_hex(&s->root, hex);
     s->root = s->cfg.root = help_root(2);
     write_talk(s, &s->other, 2, 200);
     mx_hash256_hex(&s->root, other_hex);
     snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, other_hex);
-    spill_aged(s, "trash/others", 0);
+    help_spill_aged(s, "trash/others", 0);
     assert_int_equal(mx_cold_remove_folder(s->dir, NULL, hex, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 10 + 1 + 1);
-    assert_true(is_there(s, "trash/others"));
+    assert_true(help_is_there(s, "trash/others"));
     assert_int_equal(read_talk(s, &s->other), 200);
     assert_int_equal(mx_cold_remove_folder(s->dir, NULL, hex, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 0);

@@ -471,19 +471,24 @@ static void wrong_tail_is_replaced(void **state)
     rig_close(&g);
 }
 
+static void open_hybrid_rig(rig *g)
+{
+    char folder[64], path[96];
+    rig_folder(folder);
+    snprintf(path, sizeof path, "%s/hybrid.gguf", folder);
+    mx_tiny_spec spec = hybrid_spec();
+    mx_tiny_write(path, &spec);
+    rig_open_at(g, folder, NULL, path, 1, 0);
+    g->cfg.cold_mode = MX_COLD_ON;
+    g->cfg.cold_tuning = (mx_cold_tuning){.min_free_bytes = -1};
+}
+
 /* Each wrong state costs one failure, however many there are. */
 static void wrong_states_are_replaced(void **state)
 {
     (void)state;
-    char folder[64], path[96];
-    rig_folder(folder);
-    snprintf(path, sizeof path, "%s/hybrid.gguf", folder);
     rig g;
-    mx_tiny_spec spec = hybrid_spec();
-    mx_tiny_write(path, &spec);
-    rig_open_at(&g, folder, NULL, path, 1, 0);
-    g.cfg.cold_mode = MX_COLD_ON;
-    g.cfg.cold_tuning = (mx_cold_tuning){.min_free_bytes = -1};
+    open_hybrid_rig(&g);
     g.cfg.verify_restore = true;
     prompt p;
     make_prompt(&p, 62);
@@ -544,15 +549,8 @@ static int look_at_manifest(const char *path, const struct stat *st, int type, s
 static void manifest_names_all_states(void **state)
 {
     (void)state;
-    char folder[64], path[96];
-    rig_folder(folder);
-    snprintf(path, sizeof path, "%s/hybrid.gguf", folder);
     rig g;
-    mx_tiny_spec spec = hybrid_spec();
-    mx_tiny_write(path, &spec);
-    rig_open_at(&g, folder, NULL, path, 1, 0);
-    g.cfg.cold_mode = MX_COLD_ON;
-    g.cfg.cold_tuning = (mx_cold_tuning){.min_free_bytes = -1};
+    open_hybrid_rig(&g);
     g.cfg.prefill_chunk = 32;
     prompt p;
     make_prompt(&p, 81);
