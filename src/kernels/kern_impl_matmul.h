@@ -175,9 +175,9 @@ MX_INLINE group_rows rows_of_group(const mx_act *a, uint32_t row, uint32_t group
     };
 }
 
-/* The rows of a tile lie apart, so nothing but this fetches those of the next from L2, or from further
- * away when all rows of a wide matrix do not fit there. Behind the last row is who knows what: asking
- * for it does no harm, but a pointer must not get there by arithmetic of its own. */
+/* The rows of a tile lie apart, so nothing but this fetches those of the next from L2, or from
+ * further away when all rows of a wide matrix do not fit there. Behind the last row is who knows
+ * what: asking for it does no harm, but a pointer must not get there by arithmetic of its own. */
 MX_INLINE void prefetch_row(const void *q, size_t ahead)
 {
     MX_PREFETCH((const void *)((uintptr_t)q + ahead));
@@ -321,8 +321,8 @@ MX_INLINE void tile(const int sub, const bool has_min, const bool is_8, const in
     }
 }
 
-/* Whether the next of the rows left should be a whole tile. Eight or nine begin with two tiles of four:
- * one row alone waits for its sums. */
+/* Whether the next of the rows left should be a whole tile. Eight or nine begin with two tiles of
+ * four: one row alone waits for its sums. */
 MX_INLINE bool whole_tile(size_t left, const int tile_rows)
 {
     return left >= (size_t)tile_rows && (tile_rows <= 4 || (left != 8 && left != 9));
@@ -712,8 +712,8 @@ static uint32_t rows_per_turn(uint32_t left)
     return tiles * VEC_TILE_ROWS < left ? tiles * VEC_TILE_ROWS : left;
 }
 
-/* Results to y. Its rows lie apart and are not in a near cache: asked for some rows ahead, so that the
- * stores do not wait one after the other. */
+/* Results to y. Its rows lie apart and are not in a near cache: asked for some rows ahead, so that
+ * the stores do not wait one after the other. */
 static void store_rows(const mx_matmul_scratch *x, const mx_wmat *w, uint32_t p, uint32_t n_panels,
                        size_t n, float *y, size_t ldy)
 {
