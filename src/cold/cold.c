@@ -2,7 +2,7 @@
  *
  * The cold tier's front: queues, threads, degradation, statistics.
  *
- * Three threads with a plain mutex between them and the engine. The engine only ever takes the lock
+ * A few threads with a plain mutex between them and the engine. The engine only ever takes the lock
  * for a few list operations; all that can be slow (the folder) happens on the threads, outside of
  * the lock. One writer is enough: it waits for the disk, not for the CPU, and one keeps the order
  * pages before manifest without bookkeeping.
@@ -89,7 +89,7 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
         return MX_E_CANCELLED;
     }
     job->is_abandoned = false;
-    job->busy_payload = SIZE_MAX;
+    memset(&job->busy, 0xFF, sizeof job->busy);
     if (!is_write(job)) {
         list_push(&c->reads, job);
         pthread_cond_signal(&c->reader_cond);
@@ -126,20 +126,20 @@ mx_cold_job *mx_cold_poll(mx_cold *c)
     return job;
 }
 
-size_t mx_cold_abandon(mx_cold *c, mx_cold_job *job)
+mx_cold_busy mx_cold_abandon(mx_cold *c, mx_cold_job *job)
 {
     pthread_mutex_lock(&c->lock);
     job->is_abandoned = true;
-    size_t busy = job->busy_payload;
+    mx_cold_busy busy = job->busy;
     pthread_mutex_unlock(&c->lock);
     return busy;
 }
 
-bool mx_cold_claim(mx_cold *c, mx_cold_job *job, size_t payload)
+bool mx_cold_claim(mx_cold *c, mx_cold_job *job, unsigned lane, size_t payload)
 {
     pthread_mutex_lock(&c->lock);
     bool may = !job->is_abandoned;
-    job->busy_payload = may ? payload : SIZE_MAX;
+    job->busy.payload[lane] = may ? payload : SIZE_MAX;
     if (!is_write(job)) {
         c->reader_alive_us = mx_now_us();
     }
@@ -147,10 +147,10 @@ bool mx_cold_claim(mx_cold *c, mx_cold_job *job, size_t payload)
     return may;
 }
 
-void mx_cold_unclaim(mx_cold *c, mx_cold_job *job)
+void mx_cold_unclaim(mx_cold *c, mx_cold_job *job, unsigned lane)
 {
     pthread_mutex_lock(&c->lock);
-    job->busy_payload = SIZE_MAX;
+    job->busy.payload[lane] = SIZE_MAX;
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -353,13 +353,13 @@ static void take_key(mx_cold *c, const mx_hash256 *key)
     }
 }
 
-static bool make_scratch(mx_cold_scratch *s)
+bool mx_cold_make_scratch(mx_cold_scratch *s)
 {
     s->head = mx_alloc_aligned(64, MX_DISK_PAYLOAD_AT);
     return s->head != NULL;
 }
 
-static void free_scratch(mx_cold_scratch *s)
+void mx_cold_free_scratch(mx_cold_scratch *s)
 {
     mx_free(s->head);
     mx_free(s->stored);
@@ -380,16 +380,21 @@ static void free_memory(mx_cold *c)
     mx_cold_turns_destroy(c->turns);
     mx_free(c->dir);
     mx_free(c->model_json);
-    free_scratch(&c->writer_scratch);
+    mx_cold_free_scratch(&c->writer_scratch);
     mx_free(c->writer_rows);
-    free_scratch(&c->reader_scratch);
+    mx_cold_free_scratch(&c->reader_scratch);
     mx_free(c->reader_rows);
     mx_free(c->reader_page);
     mx_free(c->reader_ids);
     mx_free(c->reader_path);
-    free_scratch(&c->sweeper_scratch);
+    mx_cold_free_scratch(&c->sweeper_scratch);
+    for (size_t i = 0; i < c->n_lanes; i++) {
+        mx_cold_free_scratch(&c->lanes[i].scratch);
+    }
     pthread_cond_destroy(&c->writer_cond);
     pthread_cond_destroy(&c->reader_cond);
+    pthread_cond_destroy(&c->lane_cond);
+    pthread_cond_destroy(&c->lane_done_cond);
     pthread_cond_destroy(&c->sweeper_cond);
     pthread_cond_destroy(&c->idle_cond);
     pthread_mutex_destroy(&c->lock);
@@ -404,6 +409,8 @@ static void init_locks(mx_cold *c)
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->writer_cond, &attr);
     pthread_cond_init(&c->reader_cond, &attr);
+    pthread_cond_init(&c->lane_cond, &attr);
+    pthread_cond_init(&c->lane_done_cond, &attr);
     pthread_cond_init(&c->sweeper_cond, &attr);
     pthread_cond_init(&c->idle_cond, &attr);
     pthread_condattr_destroy(&attr);
@@ -449,8 +456,8 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     c->writer_rows = mx_alloc_aligned(64, page_bytes);
     c->reader_rows = mx_alloc_aligned(64, page_bytes);
     c->reader_page = mx_alloc_aligned(64, page_bytes);
-    bool has_scratch = make_scratch(&c->writer_scratch) && make_scratch(&c->reader_scratch)
-                       && make_scratch(&c->sweeper_scratch);
+    bool has_scratch = mx_cold_make_scratch(&c->writer_scratch) && mx_cold_make_scratch(&c->reader_scratch)
+                       && mx_cold_make_scratch(&c->sweeper_scratch);
     if (c->dir == NULL || (c->model_json == NULL && cfg->model_json != NULL) || c->index == NULL
         || c->turns == NULL
         || c->writer_rows == NULL || c->reader_rows == NULL || c->reader_page == NULL
@@ -462,6 +469,7 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     mx_cold_folder_init(&c->writer_folder, c->tuning.fileops, c->dir, &c->root, has_states);
     mx_cold_folder_init(&c->reader_folder, c->tuning.fileops, c->dir, &c->root, has_states);
     mx_cold_folder_init(&c->sweeper_folder, c->tuning.fileops, c->dir, &c->root, has_states);
+    mx_cold_start_lanes(c);
     c->has_writer = pthread_create(&c->writer, NULL, writer_main, c) == 0;
     c->has_reader = pthread_create(&c->reader, NULL, reader_main, c) == 0;
     c->has_sweeper = pthread_create(&c->sweeper, NULL, sweeper_main, c) == 0;
@@ -492,12 +500,16 @@ bool mx_cold_stop(mx_cold *c)
     atomic_store(&c->is_stopping, true);
     pthread_cond_broadcast(&c->writer_cond);
     pthread_cond_broadcast(&c->reader_cond);
+    pthread_cond_broadcast(&c->lane_cond);
     pthread_cond_broadcast(&c->sweeper_cond);
     pthread_cond_broadcast(&c->idle_cond);
     pthread_mutex_unlock(&c->lock);
     struct timespec until = after(CLOCK_REALTIME, c->tuning.stop_us); /* what timedjoin counts in */
     c->is_stuck |= c->has_writer && !join_until(c->writer, &until);
     c->is_stuck |= c->has_reader && !join_until(c->reader, &until);
+    for (size_t i = 0; i < c->n_lanes; i++) {
+        c->is_stuck |= !join_until(c->lanes[i].thread, &until);
+    }
     c->is_stuck |= c->has_sweeper && !join_until(c->sweeper, &until);
     if (c->is_stuck) {
         mx_log(MX_LOG_WARN, "cold: the folder %s hangs; leaving without it", c->dir);

@@ -2,9 +2,9 @@
  *
  * cold.h: the cold tier, tier 2: the same pages as files, found again after a restart.
  *
- * The layout on disk is docs/file-format.md. Three threads of its own: one writer (bounded queue in
- * bytes, order of durability pages -> states -> manifest), one reader, one that reads manifests after start
- * and sweeps. The engine thread never waits for the folder: it hands over jobs and polls for
+ * The layout on disk is docs/file-format.md. Threads of its own: one writer (bounded queue in
+ * bytes, order of durability pages -> states -> manifest), one reader with up to three that help it, one
+ * that reads manifests after start and sweeps. The engine thread never waits for the folder: it hands over jobs and polls for
  * completions. Whatever goes wrong with the folder degrades the tier to "off for now" with one
  * warning and a counter, never the server; writing is tried again quietly every 30 s, reading goes
  * on.
@@ -110,8 +110,25 @@ typedef enum mx_cold_job_kind {
 } mx_cold_job_kind;
 
 enum { MX_COLD_NEXT_TOKENS = 8 };
-/* What mx_cold_abandon returns while the state of a READ is in use. */
+/* The index of the state of a READ among what is in use. */
 #define MX_COLD_STATE_PAYLOAD (SIZE_MAX - 1)
+
+/* Pages are read by several threads at a time, by at most so many. */
+enum { MX_COLD_LANES = 4 };
+
+/* Which payloads of a job are in use now. */
+typedef struct mx_cold_busy {
+    size_t payload[MX_COLD_LANES]; /* SIZE_MAX = none */
+} mx_cold_busy;
+
+MX_INLINE bool mx_cold_is_busy(const mx_cold_busy *b, size_t payload)
+{
+    bool is_so = false;
+    for (size_t i = 0; i < MX_COLD_LANES; i++) {
+        is_so |= b->payload[i] == payload;
+    }
+    return is_so;
+}
 
 typedef struct mx_cold_ids {
     int32_t *ids;             /* [n] */
@@ -128,7 +145,7 @@ struct mx_cold_job {
     mx_err status;            /* when polled back: MX_OK, or why not */
     mx_cold_job *next;        /* cold's queue link */
     bool is_abandoned;        /* cold's, see mx_cold_abandon */
-    size_t busy_payload;      /* cold's: index of the payload in use, SIZE_MAX = none */
+    mx_cold_busy busy;        /* cold's */
 
     /* All kinds: where in which chain. */
     mx_hash256 root;          /* includes the isolation salt */
@@ -187,7 +204,7 @@ struct mx_cold_job {
     uint8_t *state_payload;
 
     /* WRITE_STATE in: payload = the state at the end of n_tokens tokens of page first_page, borrowed
-     * as that of a page, but written from where it is: mx_cold_abandon returns 0 meanwhile.
+     * as that of a page, but written from where it is: payload 0 is in use meanwhile.
      * page_id = mx_cold_state_identity. Submit it behind its pages. Status as above. */
 
     /* WRITE_SESSION in: the manifest. All page identities of the chain in order (owned by the
@@ -237,11 +254,11 @@ typedef struct mx_cold_names {
 mx_cold_job *mx_cold_poll(mx_cold *c);
 
 /* The caller needs its payloads back before the job is done: it no longer waits for a READ, or is
- * short of pages. From now on none of them is touched, except the one whose index is returned
- * (SIZE_MAX = none): that one is in a system call, and the caller's when the job is polled. All else
- * that the job points to stays as it is until then. The job ends with MX_E_CANCELLED, unless it was
- * past the point where that matters. Never waits for the folder. */
-size_t mx_cold_abandon(mx_cold *c, mx_cold_job *job);
+ * short of pages. From now on none of them is touched, except those whose indices are returned: they
+ * are in system calls, and the caller's when the job is polled. All else that the job points to stays
+ * as it is until then. The job ends with MX_E_CANCELLED, unless it was past the point where that
+ * matters. Never waits for the folder. */
+mx_cold_busy mx_cold_abandon(mx_cold *c, mx_cold_job *job);
 
 /* How long the reader has given no sign of life while it had something to do; 0 = it works or is
  * idle. What distinguishes a folder that hangs from one that is busy. */

@@ -113,12 +113,12 @@ static mx_err load_state(mx_cold *c, mx_cold_job *job)
                          .n_tokens = (uint32_t)(job->state_at - page_at * MX_PAGE_TOKENS),
                          .first_position = page_at * MX_PAGE_TOKENS};
     mx_disk_page page;
-    if (!mx_cold_claim(c, job, MX_COLD_STATE_PAYLOAD)) {
+    if (!mx_cold_claim(c, job, 0, MX_COLD_STATE_PAYLOAD)) {
         return MX_E_CANCELLED;
     }
     mx_err err = mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, job->state_payload,
                                    &page);
-    mx_cold_unclaim(c, job);
+    mx_cold_unclaim(c, job, 0);
     MX_TRY(err);
     return page.n_tokens == want.n_tokens
                    && memcmp(page.tokens, tokens, page.n_tokens * sizeof *tokens) == 0

@@ -21,7 +21,7 @@ static void read_chain(mx_cold *c, mx_cold_job *job, const mx_disk_manifest *m)
                              .first_position = (uint64_t)i * MX_PAGE_TOKENS};
         want.n_tokens = i + 1 < m->n_pages ? MX_PAGE_TOKENS
                                            : (uint32_t)(m->n_tokens - want.first_position);
-        if (!mx_cold_claim(c, job, SIZE_MAX) || mx_cold_index_is_bad(c->index, &want.id)
+        if (!mx_cold_claim(c, job, 0, SIZE_MAX) || mx_cold_index_is_bad(c->index, &want.id)
             || mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, NULL, &page) != MX_OK
             || page.n_tokens != want.n_tokens) {
             return;

@@ -117,36 +117,49 @@ static mx_err load_open(const mx_cold *c, const mx_cold_folder *f, int fd, uint6
                : mx_disk_page_unpack(page, &s->codec, stored, payload, eb);
 }
 
-mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want,
-                         mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page)
+mx_err mx_cold_try_page(const mx_cold *c, const mx_cold_folder *f, const mx_cold_want *want,
+                        mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page, bool *is_open,
+                        mx_errbuf *eb)
 {
     assert(payload == NULL || want->n_tokens != 0);
-    mx_errbuf eb;
     mx_err err;
     char xx[3], name[MX_COLD_NAME_CAP];
     mx_cold_object_name(want->object, &want->id, xx, name);
     int fd = -1;
     uint64_t bytes = 0;
-    int dir = mx_cold_open_dir(f->ops, mx_cold_objects_fd(f, want->object), xx, false, &err, &eb);
+    int dir = mx_cold_open_dir(f->ops, mx_cold_objects_fd(f, want->object), xx, false, &err, eb);
     if (dir >= 0) {
-        err = mx_cold_open_file(f->ops, dir, name, &fd, &bytes, &eb);
+        err = mx_cold_open_file(f->ops, dir, name, &fd, &bytes, eb);
         close(dir);
     }
-    bool is_open = fd >= 0;
+    if (is_open != NULL) {
+        *is_open = fd >= 0;
+    }
     if (err == MX_E_DENIED && f->ops->accepts_others) {
         err = MX_E_NOT_FOUND; /* another user's, for himself */
     }
-    if (is_open) {
-        err = load_open(c, f, fd, bytes, want, s, payload, page, &eb);
+    if (fd >= 0) {
+        err = load_open(c, f, fd, bytes, want, s, payload, page, eb);
         close(fd);
     }
+    return err;
+}
+
+mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want,
+                         mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page)
+{
+    mx_errbuf eb;
+    bool is_open;
+    mx_err err = mx_cold_try_page(c, f, want, s, payload, page, &is_open, &eb);
     if (err == MX_E_CORRUPT) {
         mx_cold_condemn(c, f, want->object, &want->id, eb.text);
     } else if (err == MX_E_NOT_FOUND) {
         mx_cold_index_remove(c->index, &want->id);
     } else if (err == MX_E_UNSUPPORTED) {
         if (!atomic_exchange(&c->is_foreign_logged, true)) {
-            mx_log(MX_LOG_INFO, "cold: left alone, written by another version: file=%s %s", name,
+            char hex[65];
+            mx_hash256_hex(&want->id, hex);
+            mx_log(MX_LOG_INFO, "cold: left alone, written by another version: file=%s %s", hex,
                    eb.text);
         }
     } else if (err != MX_OK && err != MX_E_NOMEM) {
@@ -475,18 +488,6 @@ static mx_err run_probe(mx_cold *c, mx_cold_job *job)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Tells the kernel that a file will be read soon; what fails here fails again where it counts. */
-static void prefetch(const mx_cold_folder *f, const mx_hash256 *id)
-{
-    char path[MX_COLD_NAME_CAP];
-    mx_cold_object_path(MX_COLD_PAGE, id, path);
-    int fd = f->ops->open(f->pages_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
-    if (fd >= 0) {
-        posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
-        close(fd);
-    }
-}
-
 static mx_err read_full(mx_cold *c, mx_cold_job *job, chain *ch, size_t i)
 {
     const int32_t *tokens = job->tokens + i * MX_PAGE_TOKENS;
@@ -496,12 +497,12 @@ static mx_err read_full(mx_cold *c, mx_cold_job *job, chain *ch, size_t i)
                          .n_tokens = MX_PAGE_TOKENS,
                          .first_position = (job->first_page + i) * MX_PAGE_TOKENS};
     mx_disk_page page;
-    if (!mx_cold_claim(c, job, i)) {
+    if (!mx_cold_claim(c, job, 0, i)) {
         return MX_E_CANCELLED;
     }
     mx_err err =
         mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, job->payloads[i], &page);
-    mx_cold_unclaim(c, job);
+    mx_cold_unclaim(c, job, 0);
     MX_TRY(err);
     return memcmp(page.tokens, tokens, sizeof page.tokens) == 0 ? MX_OK : MX_E_NOT_FOUND;
 }
@@ -528,11 +529,11 @@ static mx_err read_tail(mx_cold *c, mx_cold_job *job, chain *ch)
         mx_page_unpack_rows(&c->shape, c->reader_page, c->reader_rows, file_rows);
         from = c->reader_page;
     }
-    if (!mx_cold_claim(c, job, job->n_full)) {
+    if (!mx_cold_claim(c, job, 0, job->n_full)) {
         return MX_E_CANCELLED;
     }
     mx_page_copy_rows(&c->shape, job->payloads[job->n_full], from, rows);
-    mx_cold_unclaim(c, job);
+    mx_cold_unclaim(c, job, 0);
     return MX_OK;
 }
 
@@ -567,17 +568,17 @@ static mx_err end_at_gap(chain *ch, mx_cold_job *job)
 {
     job->n_full = job->n_read;
     reprobe_tail(ch, job);
-    if (!mx_cold_claim(ch->c, job, job->n_full)) {
+    if (!mx_cold_claim(ch->c, job, 0, job->n_full)) {
         return MX_E_CANCELLED;
     }
     memset(job->payloads[job->n_full], 0, ch->c->page_bytes); /* it may have got unverified bytes */
-    mx_cold_unclaim(ch->c, job);
+    mx_cold_unclaim(ch->c, job, 0);
     return MX_OK;
 }
 
 static mx_err run_read(mx_cold *c, mx_cold_job *job)
 {
-    enum { AHEAD = 4, TAILS = 4 };
+    enum { TAILS = 4 };
     job->n_read = 0;
     c->reader_n_used = 0;
     if (job->n_full > job->n_tokens / MX_PAGE_TOKENS) {
@@ -589,14 +590,17 @@ static mx_err run_read(mx_cold *c, mx_cold_job *job)
     chain ch = {.c = c, .job = job};
     uint64_t start = mx_now_us(), bytes = 0;
     mx_err err = MX_OK;
-    for (size_t i = 0; i < job->n_full && err == MX_OK; i++) {
+    if (job->n_full > 0) {
+        (void)chain_id(&ch, job->n_full - 1);
+        job->n_read = mx_cold_read_in_lanes(c, job, c->reader_ids);
+        bytes = (uint64_t)job->n_read * c->page_bytes;
+    }
+    /* From the page on that the lanes have stopped at: mostly there is none. */
+    while (job->n_read < job->n_full && err == MX_OK) {
         if (atomic_load(&c->is_stopping)) {
             return MX_E_CANCELLED;
         }
-        for (size_t k = i == 0 ? 1 : i + AHEAD; k <= i + AHEAD && k < job->n_full; k++) {
-            prefetch(&c->reader_folder, chain_id(&ch, k));
-        }
-        err = read_full(c, job, &ch, i);
+        err = read_full(c, job, &ch, job->n_read);
         if (err == MX_OK) {
             job->n_read++;
             bytes += c->page_bytes;
@@ -637,7 +641,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
     c->reader_folder.has_met_error = false;
     c->reader_folder.n_condemned = 0;
     if (err == MX_OK) {
-        err = !mx_cold_claim(c, job, SIZE_MAX) ? MX_E_CANCELLED
+        err = !mx_cold_claim(c, job, 0, SIZE_MAX) ? MX_E_CANCELLED
               : job->kind == MX_COLD_PROBE     ? run_probe(c, job)
               : job->kind == MX_COLD_READ      ? run_read(c, job)
                                                : mx_cold_read_ids(c, job);

@@ -36,6 +36,17 @@ typedef struct mx_cold_scratch {
     mx_codec codec;
 } mx_cold_scratch;
 
+typedef struct mx_cold_read_work mx_cold_read_work;
+
+/* A thread that helps the reader. */
+typedef struct mx_cold_lane {
+    mx_cold *c;
+    pthread_t thread;
+    unsigned number;            /* 1 and up; lane 0 is the reader */
+    uint64_t n_seen;            /* of n_lane_works, guarded by the lock */
+    mx_cold_scratch scratch;
+} mx_cold_lane;
+
 typedef struct job_list {
     mx_cold_job *first, *last;
 } job_list;
@@ -81,6 +92,11 @@ struct mx_cold {
     uint64_t max_bytes;         /* 0 until the folder has been seen, when it is the default */
     mx_cold_stats stats;
 
+    pthread_cond_t lane_cond, lane_done_cond;
+    mx_cold_read_work *lane_work; /* NULL = none */
+    uint64_t n_lane_works;        /* so far */
+    unsigned n_lanes_busy;
+
     atomic_bool is_stopping;
     atomic_bool is_foreign_logged, is_limit_logged; /* once per process is enough */
     bool is_stopped, is_stuck;  /* the caller of stop and close only */
@@ -95,6 +111,8 @@ struct mx_cold {
     uint8_t *writer_rows;       /* [page_bytes]: the payload, compact */
 
     mx_cold_folder reader_folder;
+    mx_cold_lane lanes[MX_COLD_LANES - 1];
+    size_t n_lanes;             /* threads beside the reader; constant after open */
     mx_cold_scratch reader_scratch;
     uint8_t *reader_rows;       /* [page_bytes]: a tail, compact */
     uint8_t *reader_page;       /* [page_bytes]: a partial tail, unpacked */
@@ -137,8 +155,8 @@ void mx_cold_worked(mx_cold *c, mx_cold_side side);
 bool mx_cold_may_write(mx_cold *c);
 
 /* Before and after a payload of a job is used. False: the job was abandoned, leave it alone. */
-bool mx_cold_claim(mx_cold *c, mx_cold_job *job, size_t payload);
-void mx_cold_unclaim(mx_cold *c, mx_cold_job *job);
+bool mx_cold_claim(mx_cold *c, mx_cold_job *job, unsigned lane, size_t payload);
+void mx_cold_unclaim(mx_cold *c, mx_cold_job *job, unsigned lane);
 
 /* Counts bytes and files up or down after the fact (any thread). */
 void mx_cold_account(mx_cold *c, int64_t files, int64_t bytes);
@@ -172,6 +190,8 @@ MX_INLINE size_t mx_cold_object_bytes(const mx_cold *c, mx_cold_object o, uint32
     return o == MX_COLD_STATE ? c->shape.state_bytes : mx_disk_payload_bytes(&c->shape, n_tokens);
 }
 
+bool mx_cold_make_scratch(mx_cold_scratch *s); /* false = no memory */
+void mx_cold_free_scratch(mx_cold_scratch *s);
 /* Makes room for a compressed payload; false = no memory. */
 bool mx_cold_reserve_stored(const mx_cold *c, mx_cold_scratch *s);
 /* Reads and checks a page or state file, steps 1 to 8, into *page. With a payload (n_tokens must be
@@ -179,6 +199,17 @@ bool mx_cold_reserve_stored(const mx_cold *c, mx_cold_scratch *s);
  * MX_E_UNSUPPORTED, MX_E_NOMEM, MX_E_IO. */
 mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want,
                          mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page);
+/* The same without any consequence: nothing is moved, logged or noted. *is_open (or NULL): the file could
+ * be opened. */
+mx_err mx_cold_try_page(const mx_cold *c, const mx_cold_folder *f, const mx_cold_want *want,
+                        mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page, bool *is_open,
+                        mx_errbuf *eb);
+
+/* cold_lanes.c; for the reader. Starts as many threads as there are cores to use, or fewer. */
+void mx_cold_start_lanes(mx_cold *c);
+/* Reads the job's whole pages, named by ids, into its payloads, several at a time. How many from the
+ * front are there and verified; the next one is for the caller to look at. */
+size_t mx_cold_read_in_lanes(mx_cold *c, mx_cold_job *job, const mx_hash256 *ids);
 /* Is the file there with the right size? A wrong size sends it to quarantine, and then it is not.
  * MX_E_NOT_FOUND: no; anything else: the folder would not say. */
 mx_err mx_cold_look_for(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_hash256 *id,

@@ -186,7 +186,7 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
     size_t bytes = mx_cold_object_bytes(c, object_of(job), n);
     MX_TRY(check_room(c, bytes + MX_DISK_PAYLOAD_AT, eb));
     MX_TRY(mx_cold_wear_check(c, bytes + MX_DISK_PAYLOAD_AT));
-    if (!mx_cold_claim(c, job, 0)) {
+    if (!mx_cold_claim(c, job, 0, 0)) {
         return MX_E_CANCELLED;
     }
     mx_err err;
@@ -194,7 +194,7 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
     if (is_state) {
         /* As large as it is, it is not copied; it holds nothing but itself. */
         err = write_payload(c, job, job->payload, bytes, dir, name, &n_stored, eb);
-        mx_cold_unclaim(c, job);
+        mx_cold_unclaim(c, job, 0);
     } else {
         /* A copy, for a page of RAM must not depend on how long the disk takes (and it holds its
          * whole chain). */
@@ -203,7 +203,7 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
         } else {
             memcpy(c->writer_rows, job->payload, bytes);
         }
-        mx_cold_unclaim(c, job);
+        mx_cold_unclaim(c, job, 0);
         err = write_payload(c, job, c->writer_rows, bytes, dir, name, &n_stored, eb);
     }
     MX_TRY(err);
@@ -606,7 +606,7 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
     bool is_object = job->kind != MX_COLD_WRITE_SESSION;
     if (!(is_object ? is_valid_object(c, job) : is_valid_session(job))) {
         err = MX_E_INVALID;
-    } else if (!mx_cold_claim(c, job, SIZE_MAX)) {
+    } else if (!mx_cold_claim(c, job, 0, SIZE_MAX)) {
         err = MX_E_CANCELLED;
     } else if (!mx_cold_may_write(c)
                || (is_object && mx_cold_index_is_tainted(c->index, &job->page_id))) {

@@ -221,9 +221,13 @@ static bool give_back_pages(mx_engine *e, mx_ticket *t)
 {
     bool any = false;
     bool is_light = t->job.kind == MX_COLD_WRITE_SESSION || t->job.kind == MX_COLD_CONDEMN;
-    size_t busy = is_light ? SIZE_MAX : mx_cold_abandon(e->cold, &t->job);
+    mx_cold_busy busy;
+    memset(&busy, 0xFF, sizeof busy);
+    if (!is_light) {
+        busy = mx_cold_abandon(e->cold, &t->job);
+    }
     for (size_t i = 0; i < t->n_pages; i++) {
-        if (i == busy || t->pages[i] == NULL) {
+        if (mx_cold_is_busy(&busy, i) || t->pages[i] == NULL) {
             continue;
         }
         if (t->job.kind == MX_COLD_WRITE_PAGE) {
@@ -233,8 +237,8 @@ static bool give_back_pages(mx_engine *e, mx_ticket *t)
         t->pages[i] = NULL;
         any = true;
     }
-    bool is_state_busy = t->job.kind == MX_COLD_WRITE_STATE ? busy == 0
-                                                            : busy == MX_COLD_STATE_PAYLOAD;
+    size_t state = t->job.kind == MX_COLD_WRITE_STATE ? 0 : MX_COLD_STATE_PAYLOAD;
+    bool is_state_busy = mx_cold_is_busy(&busy, state);
     if (t->state != NULL && !is_state_busy) {
         mx_kvstate_unref(e->pool, t->state);
         t->state = NULL;
