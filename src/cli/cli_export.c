@@ -190,7 +190,8 @@ static mx_err recompute(const loaded *l, mx_import *im, mx_errbuf *eb)
                        mx_model_get_config(l->model)->n_ctx);
     }
     size_t n_state = shape->state_bytes == 0 ? 0 : shape->state_bytes / page_bytes + 1;
-    MX_TRY(mx_kv_pool_create(&r.kv, shape, x->n_pages + 4 + CHUNK / MX_PAGE_TOKENS + 4 * n_state, eb));
+    size_t n_pages = x->n_pages + 4 + CHUNK / MX_PAGE_TOKENS + 4 * n_state;
+    MX_TRY(mx_kv_pool_create(&r.kv, shape, n_pages, eb));
     mx_seq_init(&r.seq, r.kv, &l->root);
     r.tokens = mx_alloc((size_t)x->n_pages * MX_PAGE_TOKENS * sizeof *r.tokens);
     r.packed = mx_alloc(page_bytes);

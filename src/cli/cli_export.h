@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cli_export.h: `mtplx cache export` and `mtplx cache import`: a conversation from one machine's folder
- * to another's, in a file.
+ * cli_export.h: `mtplx cache export` and `mtplx cache import`: a conversation from one machine's
+ * folder to another's, in a file.
  */
 #ifndef MX_CLI_EXPORT_H
 #define MX_CLI_EXPORT_H

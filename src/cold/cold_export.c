@@ -2,9 +2,9 @@
  *
  * The export file as bytes, and how it comes out of a folder.
  *
- * The header is written last: a file that was cut short has none. It counts everything, so the length
- * of the file is known from it, and a number that is a lie does not survive the comparison with the
- * length that the file has; no memory is asked for before that.
+ * The header is written last: a file that was cut short has none. It counts everything, so the
+ * length of the file is known from it, and a number that is a lie does not survive the comparison
+ * with the length that the file has; no memory is asked for before that.
  */
 #include "cold/cold_export.h"
 
@@ -120,11 +120,12 @@ static mx_err check_common(const uint8_t *h, mx_errbuf *eb)
     if (memcmp(h + X_HEADER_SUM, sum.b, sizeof sum.b) != 0) {
         return mx_fail(eb, MX_E_CORRUPT, "damaged: header checksum");
     }
-    if (mx_get_le32(h + X_VERSION) != 1 || mx_get_le32(h + X_HEADER_LENGTH) != MX_EXPORT_HEADER_BYTES
+    if (mx_get_le32(h + X_VERSION) != 1
+        || mx_get_le32(h + X_HEADER_LENGTH) != MX_EXPORT_HEADER_BYTES
         || mx_get_le64(h + X_INCOMPATIBLE) != 0)
     {
-        return mx_fail(eb, MX_E_UNSUPPORTED, "it was written by another version of mtplx (format %u)",
-                       (unsigned)mx_get_le32(h + X_VERSION));
+        return mx_fail(eb, MX_E_UNSUPPORTED, "it was written by another version of mtplx (format "
+                       "%u)", (unsigned)mx_get_le32(h + X_VERSION));
     }
     return MX_OK;
 }
@@ -323,7 +324,8 @@ static mx_err read_object(writing *w, mx_cold_object o, const mx_hash256 *id, mx
     uint64_t n_file;
     mx_err err;
     mx_cold_object_name(o, id, xx, name);
-    int dir = mx_cold_open_dir(w->folder.ops, mx_cold_objects_fd(&w->folder, o), xx, false, &err, eb);
+    const mx_cold_folder *f = &w->folder;
+    int dir = mx_cold_open_dir(f->ops, mx_cold_objects_fd(f, o), xx, false, &err, eb);
     if (dir < 0) {
         return err;
     }
@@ -474,8 +476,8 @@ static mx_err write_new(writing *w, const char *file, mx_errbuf *eb)
 }
 
 /* Opens the model's folder: ours alone, or with a key whoever's. */
-static mx_err open_folder(writing *w, const char *dir, const mx_hash256 *key, const mx_hash256 *root,
-                          mx_errbuf *eb)
+static mx_err open_folder(writing *w, const char *dir, const mx_hash256 *key,
+                          const mx_hash256 *root, mx_errbuf *eb)
 {
     bool has_states = w->model->shape.state_bytes > 0;
     w->reader.trust = (mx_cold_trust){&mx_cold_real_fileops, key, false};
@@ -500,8 +502,8 @@ mx_err mx_cold_export(const char *dir, const mx_hash256 *key, const mx_hash256 *
     MX_TRY(open_folder(&w, dir, key, root, eb));
     mx_cold_session_name(id, name);
     const mx_cold_trust *t = &w.reader.trust;
-    mx_err err = mx_cold_read_manifest(t->ops, w.folder.sessions_fd, name, id, key, t->needs_tag, &w.m,
-                                       &copy, eb);
+    mx_err err = mx_cold_read_manifest(t->ops, w.folder.sessions_fd, name, id, key, t->needs_tag,
+                                       &w.m, &copy, eb);
     if (err == MX_OK) {
         err = write_new(&w, file, eb);
     }

@@ -72,8 +72,8 @@ typedef struct mx_export_counts {
     uint32_t n_pages, n_states;
 } mx_export_counts;
 
-/* Writes the entry `id` of the folder dir/v1/<root> into a new file (mode 0600, never over another),
- * everything checked as for a restore. key: as for the tools. MX_E_NOT_FOUND: a page is not there
+/* Writes the entry `id` of the folder dir/v1/<root> into a new file (mode 0600, never over
+ * another), everything checked as for a restore. key: as for the tools. MX_E_NOT_FOUND: a page is not there
  * any more; MX_E_CORRUPT: one is damaged. A file that could not be written whole is removed. */
 mx_err mx_cold_export(const char *dir, const mx_hash256 *key, const mx_hash256 *root,
                       const mx_hash256 *id, const mx_export_model *model, const char *file,

@@ -370,7 +370,7 @@ HELP mx_err help_write_state(mx_cold *c, const talk *t, size_t n)
 }
 
 /* With all states that the conversation can have; those that are not there are left out. */
-HELP mx_err help_write_session(mx_cold *c, const talk *t)
+HELP mx_err help_write_answered(mx_cold *c, const talk *t, const mx_turn *turns, size_t n_turns)
 {
     mx_hash256 states[MAX_PAGES];
     uint64_t positions[MAX_PAGES];
@@ -393,8 +393,15 @@ HELP mx_err help_write_session(mx_cold *c, const talk *t)
                        .state_ids = states,
                        .state_positions = positions,
                        .n_states = n_states,
-                       .session_id = t->ids[0]};
+                       .session_id = t->ids[0],
+                       .turns = turns,
+                       .n_turns = n_turns};
     return help_run(c, &job);
+}
+
+HELP mx_err help_write_session(mx_cold *c, const talk *t)
+{
+    return help_write_answered(c, t, NULL, 0);
 }
 
 /* Everything of t that is not known to be there, then the manifest. The first failure, or MX_OK. */

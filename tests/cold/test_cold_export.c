@@ -49,30 +49,6 @@ static mx_err import_with(state *s, bool with_turns)
     return err;
 }
 
-/* The manifest once more, and with an answer in it. */
-static mx_err write_turn(mx_cold *c, const talk *t)
-{
-    const uint64_t positions[] = {100, 200, N_TOKENS};
-    mx_hash256 states[MX_COUNT(positions)];
-    for (size_t i = 0; i < MX_COUNT(positions); i++) {
-        states[i] = talk_state_id(t, positions[i]);
-    }
-    mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION,
-                       .root = t->root,
-                       .parent_id = t->root,
-                       .page_ids = t->ids,
-                       .n_pages = t->n_ids,
-                       .n_session_tokens = t->n,
-                       .entry_kind = 1,
-                       .state_ids = states,
-                       .state_positions = positions,
-                       .n_states = MX_COUNT(positions),
-                       .session_id = t->ids[0],
-                       .turns = &answer,
-                       .n_turns = 1};
-    return help_run(c, &job);
-}
-
 static void assert_turns(mx_cold *c, const talk *t, size_t n)
 {
     mx_cold_job job = {.kind = MX_COLD_READ_IDS, .root = t->root, .page_id = t->ids[t->n_ids - 1]};
@@ -106,7 +82,7 @@ static int setup(void **arg)
     talk_make(&s->there, &root, 1, 0, N_TOKENS);
     mx_cold *c = help_open(&s->bed->cfg);
     assert_int_equal(help_write_talk(c, &s->bed->talk), MX_OK);
-    assert_int_equal(write_turn(c, &s->bed->talk), MX_OK);
+    assert_int_equal(help_write_answered(c, &s->bed->talk, &answer, 1), MX_OK);
     mx_cold_close(c);
     *arg = s;
     return 0;
