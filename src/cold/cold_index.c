@@ -20,7 +20,10 @@ struct node {
     node *next;          /* in its bucket */
     node *parent;        /* NULL = not known */
     node *next_sibling;
-    node *children;      /* newest first */
+    /* Newest first: those of 64 tokens, and those of fewer or of a number that was not known. A prompt
+     * that many conversations begin with has a partial page of each of them, and a sweep asks for each
+     * whether a full one stands beside it. */
+    node *children, *partials;
     int32_t *tokens;     /* [n_tokens] or NULL */
     uint32_t n_tokens;   /* 0 = not known */
     uint32_t seen;       /* the scan in which it was last seen, */
@@ -165,8 +168,9 @@ mx_err mx_cold_index_link(mx_cold_index *ix, const mx_hash256 *id, const mx_hash
         }
         if (n->parent == NULL) {
             n->parent = up;
-            n->next_sibling = up->children;
-            up->children = n;
+            node **list = n->n_tokens == MX_PAGE_TOKENS ? &up->children : &up->partials;
+            n->next_sibling = *list;
+            *list = n;
         }
         if (tokens != NULL && n->tokens == NULL && n_tokens > 0) {
             n->tokens = mx_alloc(n_tokens * sizeof *tokens);
@@ -394,15 +398,12 @@ bool mx_cold_index_parent(mx_cold_index *ix, const mx_hash256 *id, mx_hash256 *p
     return is_known;
 }
 
-mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
-                                       const int32_t *tokens, size_t n, uint32_t min_tokens,
-                                       mx_cold_child *unknown, size_t cap, size_t *n_unknown)
+/* Of one list of children; *best only gets better. */
+static void search_locked(const node *first, const int32_t *tokens, size_t n, uint32_t min_tokens,
+                          mx_cold_child *best, mx_cold_child *unknown, size_t cap,
+                          size_t *n_unknown)
 {
-    mx_cold_child best = {0};
-    *n_unknown = 0;
-    pthread_mutex_lock(&ix->lock);
-    const node *up = find_locked(ix, parent);
-    for (const node *c = up != NULL ? up->children : NULL; c != NULL; c = c->next_sibling) {
+    for (const node *c = first; c != NULL; c = c->next_sibling) {
         if (!c->is_there || c->n_tokens < min_tokens) {
             continue;
         }
@@ -416,11 +417,27 @@ mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *pare
         while (common < n && common < c->n_tokens && c->tokens[common] == tokens[common]) {
             common++;
         }
-        if (common > best.n_common) {
-            best = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens, .n_common = common};
-            copy_next(c, &best);
-        } else if (best.n_common == 0 && best.n_next == 0) {
-            copy_next(c, &best);
+        if (common > best->n_common) {
+            *best = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens, .n_common = common};
+            copy_next(c, best);
+        } else if (best->n_common == 0 && best->n_next == 0) {
+            copy_next(c, best);
+        }
+    }
+}
+
+mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
+                                       const int32_t *tokens, size_t n, uint32_t min_tokens,
+                                       mx_cold_child *unknown, size_t cap, size_t *n_unknown)
+{
+    mx_cold_child best = {0};
+    *n_unknown = 0;
+    pthread_mutex_lock(&ix->lock);
+    const node *up = find_locked(ix, parent);
+    if (up != NULL) {
+        search_locked(up->children, tokens, n, min_tokens, &best, unknown, cap, n_unknown);
+        if (min_tokens < MX_PAGE_TOKENS) {
+            search_locked(up->partials, tokens, n, min_tokens, &best, unknown, cap, n_unknown);
         }
     }
     pthread_mutex_unlock(&ix->lock);
@@ -433,7 +450,7 @@ static bool is_extendable(const node *n)
         return false;
     }
     for (const node *c = n->parent->children; c != NULL; c = c->next_sibling) {
-        if (c->is_there && c->n_tokens == MX_PAGE_TOKENS) {
+        if (c->is_there) {
             return true;
         }
     }

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The cold tier on a folder with many conversations: how soon after start it answers, how soon it
+ * knows everything, how long a look-up takes then, and what an entry costs in memory.
+ *
+ *   bench_cold_many FOLDER [--entries N, default 100000] [--stems N, default 100] [--keep]
+ *
+ * Each entry is a manifest of two pages: one of the stems (the prompts that an agent's conversations
+ * begin with) and a partial page of its own. Payloads are holes, so the folder takes 4 KiB a file.
+ * FOLDER is made, or used as it is when an earlier run kept it. As root the kernel's caches (pages,
+ * names, inodes) are dropped first; else it says that they are warm.
+ */
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cold/cold.h"
+#include "cold/cold_format.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PROMPT_TOKENS = 2 * MX_PAGE_TOKENS, N_LOOKUPS = 2000 };
+
+static const mx_kv_shape shape = {.n_layers = 2, .n_kv_heads = 1, .head_dim = 8, .type = MX_KV_F16};
+static sem_t woken;
+
+static void wake(void *arg)
+{
+    (void)arg;
+    sem_post(&woken);
+}
+
+static void must(bool ok, const char *what)
+{
+    if (!ok) {
+        fprintf(stderr, "bench_cold_many: %s\n", what);
+        exit(1);
+    }
+}
+
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* ---- the folder ------------------------------------------------------------------------------ */
+
+typedef struct entry {
+    int32_t tokens[PROMPT_TOKENS];
+    size_t n_tokens;
+    mx_hash256 ids[2];
+} entry;
+
+static void make_entry(entry *e, const mx_hash256 *root, size_t number, size_t n_stems)
+{
+    uint64_t stem = number % n_stems * 1000003, own = (number + 1) * 7919;
+    for (size_t i = 0; i < MX_PAGE_TOKENS; i++) {
+        e->tokens[i] = (int32_t)(next_random(&stem) % 49152);
+        e->tokens[MX_PAGE_TOKENS + i] = (int32_t)(next_random(&own) % 49152);
+    }
+    uint32_t n_tail = (uint32_t)(8 + number % 56);
+    e->n_tokens = MX_PAGE_TOKENS + n_tail;
+    e->ids[0] = mx_page_identity(root, root, e->tokens, MX_PAGE_TOKENS);
+    e->ids[1] = mx_page_identity(root, &e->ids[0], e->tokens + MX_PAGE_TOKENS, n_tail);
+}
+
+static void write_whole(const char *path, const void *bytes, size_t n, size_t size)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    must(fd >= 0 || errno == EEXIST, "cannot make a file");
+    if (fd >= 0) { /* a stem is there already */
+        must(write(fd, bytes, n) == (ssize_t)n && ftruncate(fd, (off_t)size) == 0, "cannot write");
+        close(fd);
+    }
+}
+
+static void write_page(const char *dir, const mx_hash256 *root, const entry *e, size_t i,
+                       const uint8_t *zeros)
+{
+    uint8_t head[MX_DISK_PAYLOAD_AT];
+    char hex[65], path[4400];
+    uint32_t n = (uint32_t)(i == 0 ? MX_PAGE_TOKENS : e->n_tokens - MX_PAGE_TOKENS);
+    size_t bytes = mx_disk_payload_bytes(&shape, n);
+    mx_disk_page p = {.root = *root,
+                      .own = e->ids[i],
+                      .parent = i == 0 ? *root : e->ids[0],
+                      .n_tokens = n,
+                      .first_position = i * MX_PAGE_TOKENS,
+                      .kv_type = mx_disk_kv_type(shape.type),
+                      .payload_bytes = bytes,
+                      .payload_sum = mx_xxh3_128(zeros, bytes),
+                      .stored_bytes = bytes,
+                      .stored_sum = mx_xxh3_128(zeros, bytes)};
+    memcpy(p.tokens, e->tokens + i * MX_PAGE_TOKENS, n * sizeof p.tokens[0]);
+    mx_disk_page_encode(&p, head);
+    mx_hash256_hex(&e->ids[i], hex);
+    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", dir, hex, hex);
+    write_whole(path, head, sizeof head, sizeof head + bytes);
+}
+
+static void write_manifest(const char *dir, const mx_hash256 *root, const entry *e)
+{
+    mx_buf out = {0};
+    char hex[65], path[4400];
+    mx_disk_manifest m = {.root = *root,
+                          .session_id = e->ids[0],
+                          .entry_kind = MX_DISK_ENTRY_TURN,
+                          .n_tokens = e->n_tokens,
+                          .n_pages = 2,
+                          .page_ids = e->ids,
+                          .created_s = (uint64_t)mx_wall_s()};
+    mx_disk_manifest_encode(&out, &m);
+    must(!out.failed, "no memory");
+    mx_hash256_hex(&e->ids[1], hex);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", dir, hex);
+    write_whole(path, out.ptr, out.len, out.len);
+    mx_buf_free(&out);
+}
+
+static void make_folder(const char *top, const mx_hash256 *root, size_t n_entries, size_t n_stems)
+{
+    static const char *const folders[] = {"", "/v1", "/v1/%s", "/v1/%s/pages", "/v1/%s/sessions"};
+    char hex[65], dir[4200], path[4400];
+    uint8_t *zeros = mx_calloc(1, mx_kv_page_bytes(&shape));
+    must(zeros != NULL, "no memory");
+    mx_hash256_hex(root, hex);
+    for (size_t i = 0; i < MX_COUNT(folders); i++) {
+        char tail[200];
+        snprintf(tail, sizeof tail, i < 2 ? "%s" : folders[i], i < 2 ? folders[i] : hex);
+        snprintf(path, sizeof path, "%s%s", top, tail);
+        must(mkdir(path, 0700) == 0, "cannot make the folder");
+    }
+    snprintf(dir, sizeof dir, "%s/v1/%s", top, hex);
+    for (int i = 0; i < 256; i++) {
+        snprintf(path, sizeof path, "%s/pages/%02x", dir, (unsigned)i);
+        must(mkdir(path, 0700) == 0, "cannot make a folder");
+    }
+    uint64_t start = mx_now_us();
+    for (size_t i = 0; i < n_entries; i++) {
+        entry e;
+        make_entry(&e, root, i, n_stems);
+        if (i < n_stems) {
+            write_page(dir, root, &e, 0, zeros);
+        }
+        write_page(dir, root, &e, 1, zeros);
+        write_manifest(dir, root, &e);
+    }
+    printf("made %zu entries in %.1f s\n", n_entries, (double)(mx_now_us() - start) * 1e-6);
+    mx_free(zeros);
+}
+
+static bool drop_caches(void)
+{
+    sync();
+    int fd = open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC);
+    bool is_dropped = fd >= 0 && write(fd, "3", 1) == 1;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return is_dropped;
+}
+
+/* ---- measuring ------------------------------------------------------------------------------- */
+
+static uint64_t memory_kib(const char *what)
+{
+    char line[256];
+    uint64_t kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        if (strncmp(line, what, strlen(what)) == 0) {
+            kib = strtoull(line + strlen(what) + 1, NULL, 10);
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return kib;
+}
+
+/* Microseconds until the answer is here; *n = tokens found. */
+static uint64_t look_up(mx_cold *c, const mx_hash256 *root, const entry *e, size_t *n)
+{
+    mx_cold_job job = {.kind = MX_COLD_PROBE,
+                       .root = *root,
+                       .parent_id = *root,
+                       .tokens = e->tokens,
+                       .n_tokens = PROMPT_TOKENS};
+    uint64_t start = mx_now_us();
+    must(mx_cold_submit(c, &job) == MX_OK, "a job was not taken");
+    while (mx_cold_poll(c) == NULL) {
+        sem_wait(&woken);
+    }
+    must(job.status == MX_OK, "a job failed");
+    *n = job.n_full * MX_PAGE_TOKENS + job.tail_rows;
+    return mx_now_us() - start;
+}
+
+static int compare_us(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* is_drifting: the prompt leaves the entry in the middle of its tail, so that only the index can say
+ * that there is one; else it goes on behind it. */
+static void look_up_many(mx_cold *c, const mx_hash256 *root, size_t n_entries, size_t n_stems,
+                         bool is_drifting, const char *name)
+{
+    static uint64_t us[N_LOOKUPS];
+    uint64_t random = 5, n_found = 0;
+    for (size_t i = 0; i < N_LOOKUPS; i++) {
+        entry e;
+        size_t n, want;
+        make_entry(&e, root, next_random(&random) % n_entries, n_stems);
+        want = is_drifting ? e.n_tokens - 4 : e.n_tokens;
+        for (size_t k = want; k < PROMPT_TOKENS; k++) {
+            e.tokens[k] = 49152;
+        }
+        us[i] = look_up(c, root, &e, &n);
+        n_found += n >= want;
+    }
+    qsort(us, N_LOOKUPS, sizeof *us, compare_us);
+    printf("look-up, %-34s median %.3f ms, 99 %% below %.3f ms, at most %.3f ms, found %llu of %d\n",
+           name, (double)us[N_LOOKUPS / 2] * 1e-3, (double)us[N_LOOKUPS * 99 / 100] * 1e-3,
+           (double)us[N_LOOKUPS - 1] * 1e-3, (unsigned long long)n_found, N_LOOKUPS);
+}
+
+static void measure(const char *dir, const mx_hash256 *root, size_t n_entries, size_t n_stems)
+{
+    bool is_cold = drop_caches();
+    mx_cold_config cfg = {.mode = MX_COLD_ON,
+                          .dir = dir,
+                          .max_bytes = (uint64_t)1 << 40,
+                          .root = *root,
+                          .wake = wake};
+    mx_cold *c;
+    mx_errbuf eb;
+    mx_cold_stats st = {0};
+    entry e;
+    size_t n;
+    make_entry(&e, root, n_entries / 2, n_stems);
+    uint64_t before = memory_kib("VmRSS:"), start = mx_now_us();
+    must(mx_cold_open(&c, &shape, &cfg, &eb) == MX_OK, "cannot open the tier");
+    uint64_t opened = mx_now_us();
+    look_up(c, root, &e, &n);
+    uint64_t served = mx_now_us();
+    must(n == e.n_tokens, "the first look-up does not find all of the entry");
+    while (!st.is_loaded) {
+        usleep(2000);
+        mx_cold_get_stats(c, &st);
+    }
+    uint64_t loaded = mx_now_us(), after = memory_kib("VmRSS:");
+    printf("kernel caches %s: open %.1f ms, first look-up answered after %.3f s, index complete after "
+           "%.2f s\n", is_cold ? "dropped" : "warm (not root)", (double)(opened - start) * 1e-3,
+           (double)(served - start) * 1e-6, (double)(loaded - start) * 1e-6);
+    printf("memory: %.0f bytes an entry afterwards, %.0f at the peak\n",
+           (double)(after - before) * 1024 / (double)n_entries,
+           (double)(memory_kib("VmHWM:") - before) * 1024 / (double)n_entries);
+    look_up_many(c, root, n_entries, n_stems, false, "prompt goes on behind the entry:");
+    look_up_many(c, root, n_entries, n_stems, true, "prompt leaves it, first time:");
+    look_up_many(c, root, n_entries, n_stems, true, "prompt leaves it, again:");
+    start = mx_now_us();
+    must(mx_cold_sweep(c, 600000000), "the sweep does not end");
+    printf("a later sweep: %.2f s\n", (double)(mx_now_us() - start) * 1e-6);
+    mx_cold_close(c);
+}
+
+int main(int argc, char **argv)
+{
+    size_t n_entries = 100000, n_stems = 100;
+    bool is_kept = false;
+    must(argc >= 2, "usage: bench_cold_many FOLDER [--entries N] [--stems N] [--keep]");
+    for (int i = 2; i < argc; i++) {
+        if (strcmp(argv[i], "--keep") == 0) {
+            is_kept = true;
+        } else if (i + 1 < argc && strcmp(argv[i], "--entries") == 0) {
+            n_entries = strtoull(argv[++i], NULL, 10);
+        } else if (i + 1 < argc && strcmp(argv[i], "--stems") == 0) {
+            n_stems = strtoull(argv[++i], NULL, 10);
+        }
+    }
+    must(n_stems > 0 && n_stems <= n_entries, "what number is that?");
+    mx_hash256 root = mx_sha256_of("bench_cold_many", 15);
+    struct stat st;
+    sem_init(&woken, 0, 0);
+    mx_log_set_level(MX_LOG_WARN);
+    if (stat(argv[1], &st) != 0) {
+        make_folder(argv[1], &root, n_entries, n_stems);
+    }
+    printf("%zu entries on %zu stems\n", n_entries, n_stems);
+    measure(argv[1], &root, n_entries, n_stems);
+    if (!is_kept) {
+        char command[4400];
+        snprintf(command, sizeof command, "rm -rf '%s'", argv[1]);
+        must(system(command) == 0, "cannot remove the folder");
+    }
+    return 0;
+}
