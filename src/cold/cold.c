@@ -694,20 +694,33 @@ void mx_cold_want_sweep(mx_cold *c)
     pthread_mutex_unlock(&c->lock);
 }
 
+uint64_t mx_cold_disk_reserve(const mx_cold *c, const struct statvfs *vfs)
+{
+    uint64_t reserve = (uint64_t)c->tuning.min_free_bytes;
+    if (c->has_default_reserve) {
+        uint64_t fiftieth = (uint64_t)vfs->f_blocks * vfs->f_frsize / 50;
+        reserve = reserve > fiftieth ? reserve : fiftieth;
+    }
+    return reserve;
+}
+
 uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f)
 {
     enum { DEFAULT_MAX_GIB = 32 };
     struct statvfs vfs;
     uint64_t fallback = (uint64_t)DEFAULT_MAX_GIB << 30;
-    if (f->root_fd >= 0 && f->ops->statvfs(f->root_fd, &vfs) == 0) {
-        uint64_t tenth = (uint64_t)vfs.f_bavail * vfs.f_frsize / 10;
-        fallback = tenth < fallback ? tenth : fallback;
+    bool is_known = f->root_fd >= 0 && f->ops->statvfs(f->root_fd, &vfs) == 0;
+    if (is_known) {
+        uint64_t is_free = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+        /* A tenth of a full disk is nothing, and would stay so when there is room again. */
+        is_known = is_free >= mx_cold_disk_reserve(c, &vfs);
+        fallback = is_known && is_free / 10 < fallback ? is_free / 10 : fallback;
     }
     pthread_mutex_lock(&c->lock);
-    if (c->max_bytes == 0) {
+    if (c->max_bytes == 0 && is_known) {
         c->max_bytes = c->stats.bytes + fallback;
     }
-    uint64_t limit = c->max_bytes;
+    uint64_t limit = c->max_bytes != 0 ? c->max_bytes : c->stats.bytes + fallback;
     pthread_mutex_unlock(&c->lock);
     return limit;
 }

@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/statvfs.h>
 
 #include "base/buf.h"
 #include "cold/cold.h"
@@ -89,7 +90,7 @@ struct mx_cold {
     uint64_t retry_at_us;       /* for writing */
     bool has_failed[MX_COLD_N_SIDES]; /* stats.is_degraded is one of them */
     uint64_t reader_alive_us;   /* the reader's last sign of life in this job */
-    uint64_t max_bytes;         /* 0 until the folder has been seen, when it is the default */
+    uint64_t max_bytes;         /* 0 = the default, not settled yet: see mx_cold_limit */
     mx_cold_stats stats;
 
     pthread_cond_t lane_cond, lane_done_cond;
@@ -165,7 +166,10 @@ void mx_cold_want_sweep(mx_cold *c);
 /* Waits until the manifests have been read after start, at most timeout_us. For the reader thread. */
 void mx_cold_wait_loaded(mx_cold *c, uint64_t timeout_us);
 bool mx_cold_is_loaded(mx_cold *c);
-/* The limit in bytes; settles the default the first time a folder is at hand. */
+/* What stays free on the disk. */
+uint64_t mx_cold_disk_reserve(const mx_cold *c, const struct statvfs *vfs);
+/* The limit in bytes; settles the default the first time a folder is at hand whose disk has its
+ * reserve free. */
 uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f);
 /* What is kept free below the limit by sweeping, so that the writer need not drop pages. */
 uint64_t mx_cold_low_water(const mx_cold *c, uint64_t limit);

@@ -44,11 +44,7 @@ static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
         return mx_fail_errno(eb, MX_E_IO, errno, "cannot ask for free space");
     }
     uint64_t is_free = (uint64_t)vfs.f_bavail * vfs.f_frsize;
-    uint64_t reserve = (uint64_t)c->tuning.min_free_bytes;
-    if (c->has_default_reserve) {
-        uint64_t fiftieth = (uint64_t)vfs.f_blocks * vfs.f_frsize / 50;
-        reserve = reserve > fiftieth ? reserve : fiftieth;
-    }
+    uint64_t reserve = mx_cold_disk_reserve(c, &vfs);
     if (is_free < reserve || is_free - reserve < need) {
         return mx_fail(eb, MX_E_FULL, "the disk of %s is nearly full (%llu MiB free, %llu MiB kept "
                        "as reserve)", c->dir, (unsigned long long)(is_free >> 20),

@@ -340,6 +340,41 @@ static void test_reserve_of_the_disk(void **arg)
     assert_int_equal(help_count(s->sub, ".page"), 0);
 }
 
+static _Atomic uint64_t bytes_free;
+
+static int told_statvfs(int fd, struct statvfs *out)
+{
+    int rc = fstatvfs(fd, out);
+    out->f_frsize = 1;
+    out->f_bavail = atomic_load(&bytes_free);
+    return rc;
+}
+
+/* The default limit is a share of what is free, which is nothing worth while the disk is full. */
+static void test_default_limit_waits_for_free_space(void **arg)
+{
+    state *s = *arg;
+    mx_cold_fileops told = faulty;
+    told.statvfs = told_statvfs;
+    s->cfg.tuning.fileops = &told;
+    s->cfg.tuning.min_free_bytes = 1 << 20;
+    s->cfg.max_bytes = 0;
+    atomic_store(&bytes_free, 1000);
+    mx_cold *c = help_open(&s->cfg);
+    assert_int_equal(help_write_page(c, &s->talk, 0), MX_E_FULL);
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    assert_non_null(strstr(st.degraded_reason, "nearly full"));
+    assert_int_equal(st.max_bytes, 0);
+    atomic_store(&bytes_free, (uint64_t)1 << 30);
+    usleep(1000);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    mx_cold_get_stats(c, &st);
+    assert_false(st.is_degraded);
+    assert_in_range(st.max_bytes, ((uint64_t)1 << 30) / 10, ((uint64_t)1 << 30) / 9);
+    mx_cold_close(c);
+}
+
 /* What was stored stays readable when nothing can be written any more. */
 static void test_read_only_folder_still_gives_pages(void **arg)
 {
@@ -466,6 +501,7 @@ int main(void)
         T(test_recovers_after_the_retry_time),
         T(test_failed_folder_sync_is_never_repeated),
         T(test_reserve_of_the_disk),
+        T(test_default_limit_waits_for_free_space),
         T(test_read_only_folder_still_gives_pages),
         T(test_each_allocation_fails),
         T(test_hanging_folder_blocks_nobody),
