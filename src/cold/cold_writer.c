@@ -608,7 +608,12 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
                || (is_object && mx_cold_index_is_tainted(c->index, &job->page_id))) {
         err = MX_E_IO;
     } else {
-        err = is_object ? write_object(c, job, &eb) : store_session(c, job, &eb);
+        int n_left = 3;
+        do {
+            eb.text[0] = '\0';
+            err = is_object ? write_object(c, job, &eb) : store_session(c, job, &eb);
+            /* Gone since a moment ago: somebody removes the folders (`cache rm --all`). */
+        } while (err == MX_E_NOT_FOUND && eb.text[0] != '\0' && --n_left > 0);
         /* Codes with a text come from the folder; those without are our own business. */
         if (err == MX_OK) {
             mx_cold_worked(c, MX_COLD_WRITING);

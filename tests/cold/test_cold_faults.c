@@ -340,6 +340,32 @@ static void test_reserve_of_the_disk(void **arg)
     assert_int_equal(help_count(s->sub, ".page"), 0);
 }
 
+/* Like `cache rm --all` at a bad moment: no reason to stay away from the folder. */
+static void test_folder_removed_while_writing(void **arg)
+{
+    state *s = *arg;
+    static const op ops[] = {OP_OPEN, OP_RENAME};
+    s->cfg.tuning.fileops = &faulty;
+    s->cfg.tuning.retry_us = 3600000000u;
+    mx_cold *c = help_open(&s->cfg);
+    assert_int_equal(help_write_page(c, &s->talk, 0), MX_OK);
+    for (size_t i = 0; i < MX_COUNT(ops); i++) {
+        set_fault(ops[i], ENOENT, 1, false);
+        assert_int_equal(help_write_page(c, &s->talk, 1 + i), MX_OK);
+        assert_int_equal(atomic_load(&fault_hits), 1);
+    }
+    set_fault(OP_RENAME, ENOENT, 1, false);
+    assert_int_equal(help_write_session(c, &s->talk), MX_OK);
+    assert_int_equal(atomic_load(&fault_hits), 1);
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    assert_false(st.is_degraded);
+    set_fault(OP_OPEN, 0, 0, false);
+    /* Without a state it leads nowhere. */
+    assert_int_equal(help_read_talk(c, &s->talk, s->talk.n), HELP_STATE_BYTES > 0 ? 0 : s->talk.n);
+    mx_cold_close(c);
+}
+
 static _Atomic uint64_t bytes_free;
 
 static int told_statvfs(int fd, struct statvfs *out)
@@ -501,6 +527,7 @@ int main(void)
         T(test_recovers_after_the_retry_time),
         T(test_failed_folder_sync_is_never_repeated),
         T(test_reserve_of_the_disk),
+        T(test_folder_removed_while_writing),
         T(test_default_limit_waits_for_free_space),
         T(test_read_only_folder_still_gives_pages),
         T(test_each_allocation_fails),
