@@ -38,7 +38,8 @@ static void write_prompt(mx_api *a, mx_buf *b, const mx_prompt *prompt, mx_looku
     mx_request_stats *s = &l->stats;
     mx_usage u = {
         .total = *s,
-        .prompt_source = prompt->is_sampled ? "sampled_ids" : "client",
+        .prompt_source = prompt->is_replayed ? "tool_map"
+                         : prompt->is_sampled ? "sampled_ids" : "client",
         .tokenizer = mx_model_tokenizer(a->model),
         .hides_stored = mx_api_hides_stored(a),
     };

@@ -541,6 +541,9 @@ def test_calls_come_back_as_they_were_sampled(start):
         second = s.chat(with_result(chat, calls), tools=WEATHER)
         assert second.cache["prompt_source"] == "tool_map"
         assert second.cache["ram_tokens"] >= total - 1, second.usage
+        asked = s.post("/admin/cache/lookup", {"messages": with_result(chat, calls),
+                                               "tools": WEATHER}).json()["prompts"][0]
+        assert asked["prompt_source"] == "tool_map"
     # A call that the client has changed is what the client says.
     changed = json.loads(json.dumps(calls))
     changed[0]["function"]["arguments"] = '{"days":4,"town":"Oslo"}'
