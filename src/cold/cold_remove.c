@@ -19,6 +19,7 @@
 
 typedef struct removal {
     uint64_t n_files, n_bytes, n_foreign;
+    unsigned n_again; /* folders that had got a new file before they could be removed */
     mx_err err;
     mx_errbuf *eb;
     const mx_cold_fileops *ops;
@@ -160,6 +161,7 @@ static void remove_in(removal *r, int dir, const name_rule *rule, int depth)
 
 static void remove_name(removal *r, int dir, const char *name, const name_rule *rule, int depth)
 {
+    enum { MAX_AGAIN = 1000 };
     struct stat st;
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return;
@@ -180,11 +182,15 @@ static void remove_name(removal *r, int dir, const char *name, const name_rule *
             return;
         }
         uint64_t foreign_before = r->n_foreign;
-        remove_in(r, fd, rule->below(name), depth + 1);
-        close(fd);
-        if (r->n_foreign == foreign_before && unlinkat(dir, name, AT_REMOVEDIR) != 0) {
+        bool is_gone = false;
+        do { /* a server may have written into it meanwhile */
+            remove_in(r, fd, rule->below(name), depth + 1);
+            is_gone = r->n_foreign > foreign_before || unlinkat(dir, name, AT_REMOVEDIR) == 0;
+        } while (!is_gone && (errno == ENOTEMPTY || errno == EEXIST) && r->n_again++ < MAX_AGAIN);
+        if (!is_gone) {
             fail(r, "remove the folder", name);
         }
+        close(fd);
     } else if (strcmp(name, MX_COLD_MARKER_NAME) != 0 || depth > 0) {
         r->n_foreign++; /* also a link in the place of one of ours */
     }

@@ -3,10 +3,11 @@
  * What is deleted, what is left alone, and which folders are refused.
  */
 #include "cold/cold_help.h"
-#include "cold/cold_tools.h"
 
 #include "cold/cold_tools.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/file.h>
 #include <sys/mount.h>
 
@@ -489,6 +490,52 @@ static void test_small_and_vanishing_disk(void **arg)
 
 /* ---- mtplx cache rm --all -------------------------------------------------------------------- */
 
+typedef struct busy {
+    const char *root_dir;
+    atomic_bool is_over;
+} busy;
+
+/* As a server does that goes on writing: folders and files, again and again. */
+static void *keep_writing(void *arg)
+{
+    busy *b = arg;
+    char folder[600], path[700];
+    snprintf(folder, sizeof folder, "%s/pages/ab", b->root_dir);
+    snprintf(path, sizeof path, "%s/.tmp-1", folder);
+    while (!atomic_load(&b->is_over)) {
+        (void)mkdir(folder, 0700);
+        int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    return NULL;
+}
+
+static void test_remove_all_beside_a_writer(void **arg)
+{
+    state *s = *arg;
+    busy b = {.root_dir = s->root_dir};
+    pthread_t t;
+    talk_make(&s->talk, &s->root, 1, 0, 300);
+    assert_int_equal(pthread_create(&t, NULL, keep_writing, &b), 0);
+    for (int i = 0; i < 100; i++) {
+        uint64_t n_files = 0, n_bytes;
+        mx_errbuf eb = {""};
+        mx_cold *c = help_open(&s->cfg);
+        assert_int_equal(help_write_page(c, &s->talk, 0), MX_OK);
+        mx_cold_close(c);
+        mx_err err = mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb);
+        if (err != MX_OK || n_files == 0) {
+            atomic_store(&b.is_over, true);
+            pthread_join(t, NULL);
+            fail_msg("round %d: %llu files, %s", i, (unsigned long long)n_files, eb.text);
+        }
+    }
+    atomic_store(&b.is_over, true);
+    pthread_join(t, NULL);
+}
+
 static void test_remove_all(void **arg)
 {
     state *s = *arg;
@@ -568,6 +615,7 @@ int main(void)
         T(test_removed_while_running),
         T(test_small_and_vanishing_disk),
         T(test_remove_all),
+        T(test_remove_all_beside_a_writer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
