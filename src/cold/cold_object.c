@@ -20,6 +20,11 @@ static mx_err grow(uint8_t **bytes, size_t *cap, size_t n, mx_errbuf *eb)
     return MX_OK;
 }
 
+mx_err mx_object_other_key(mx_errbuf *eb)
+{
+    return mx_fail(eb, MX_E_DENIED, "whole, but authenticated with another key, or forged");
+}
+
 static mx_err check(mx_object_reader *r, mx_cold_object o, const mx_hash256 *id, size_t n,
                     mx_disk_page *page, const uint8_t **payload, mx_errbuf *eb)
 {
@@ -34,8 +39,11 @@ static mx_err check(mx_object_reader *r, mx_cold_object o, const mx_hash256 *id,
     }
     MX_TRY(mx_disk_page_verify(page, stored, n - MX_DISK_PAYLOAD_AT, eb));
     if (r->trust.key != NULL && (r->trust.needs_tag || page->auth != MX_DISK_AUTH_NONE)) {
-        MX_TRY(mx_disk_page_authenticate(r->bytes, r->trust.key, stored, n - MX_DISK_PAYLOAD_AT,
-                                         eb));
+        mx_err err = mx_disk_page_authenticate(r->bytes, r->trust.key, stored,
+                                               n - MX_DISK_PAYLOAD_AT, eb);
+        if (err != MX_OK) {
+            return err == MX_E_CORRUPT ? mx_object_other_key(eb) : err;
+        }
     }
     *payload = stored;
     if (page->codec == MX_CODEC_NONE) {

@@ -28,10 +28,14 @@ typedef struct mx_object_reader {
 
 /* Reads `name` in `dir`, the object named by id; *n_file: its bytes, set also when it is not sound.
  * *payload (decompressed, page->payload_bytes long) is good until the next call. MX_E_CORRUPT,
- * MX_E_UNSUPPORTED (another version's), MX_E_NOT_FOUND, MX_E_NOMEM, MX_E_DENIED, MX_E_IO. */
+ * MX_E_UNSUPPORTED (another version's), MX_E_DENIED (no permission, or mx_object_other_key),
+ * MX_E_NOT_FOUND, MX_E_NOMEM, MX_E_IO. */
 mx_err mx_object_read(mx_object_reader *r, int dir, const char *name, mx_cold_object o,
                       const mx_hash256 *id, mx_disk_page *page, const uint8_t **payload,
                       uint64_t *n_file, mx_errbuf *eb);
 void mx_object_reader_free(mx_object_reader *r);
+
+/* MX_E_DENIED with its text: right sums, wrong tag. Of somebody with another key, or forged. */
+mx_err mx_object_other_key(mx_errbuf *eb);
 
 #endif

@@ -389,7 +389,16 @@ static mx_err check_manifest(void *arg, int dir, const char *name)
     if (!has_suffix(name, ".session", &id) || (c->only != NULL && !mx_hash256_eq(c->only, &id))) {
         return MX_OK;
     }
-    mx_err err = read_manifest(&c->model->trust, dir, name, &id, &m, &copy, &eb);
+    const mx_cold_trust *t = &c->model->trust;
+    mx_err err = read_manifest(t, dir, name, &id, &m, &copy, &eb);
+    if (err == MX_E_CORRUPT && t->key != NULL) {
+        mx_errbuf unused;
+        if (mx_cold_read_manifest(t->ops, dir, name, &id, NULL, false, &m, &copy, &unused) == MX_OK) {
+            mx_free(copy);
+            copy = NULL;
+            err = mx_object_other_key(&eb);
+        }
+    }
     c->out->n_files++;
     c->out->n_bytes +=
         fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (uint64_t)st.st_size : 0;

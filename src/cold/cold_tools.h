@@ -42,7 +42,8 @@ typedef struct mx_cold_counts {
 } mx_cold_counts;
 
 /* Checks every page and manifest as a reader would (docs/file-format.md, section 7, but for what only
- * a request knows). fn is told of each file that is not sound. With quarantine they are moved there.
+ * a request knows). fn is told of each file that is not sound. With quarantine they are moved there,
+ * but for those that are whole under another key: they may be somebody else's.
  * id: only that manifest and its pages. */
 typedef void mx_cold_bad_fn(void *arg, const char *path, const char *reason);
 mx_err mx_cold_verify(const char *dir, const mx_hash256 *key, const mx_hash256 *id, bool quarantine,
