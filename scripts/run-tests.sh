@@ -7,7 +7,8 @@
 # short: Check build with warnings as errors, ASan+UBSan, TSan of what has threads, end-to-end
 #        tests, the tests of the scripts, the check of the includes.
 # long:  libFuzzer on every target, the tests that do more under MTPLX_LONG=1 (random histories of
-#        the bank and the engine, kills of the cold tier's writer), and what follows.
+#        the bank and the engine, kills of the cold tier's writer, power cuts), golden hashes under
+#        ASan+UBSan, and what follows.
 # aarch64: the cross build for 64-bit ARM, its tests under qemu-user.
 #
 # A step that cannot run (a build that fails, an empty folder) is a failure, and the others run.
@@ -135,6 +136,10 @@ run_fuzz() { # seconds for all targets together
     record "fuzzing ($seconds s a target)" "$n" "$((${#list[@]} - n))" 0
 }
 
+build_asan() {
+    build "ASan+UBSan" build-asan -DCMAKE_BUILD_TYPE=Check -DMTPLX_SANITIZE=address,undefined
+}
+
 # The whole tree for aarch64, and the tests of what computes and keeps numbers, which compare with the
 # same golden hashes as on x86-64. Without cross compiler or libraries (no network, not Debian) this
 # is a skip that can be seen, and a failure in CI.
@@ -219,10 +224,11 @@ case $mode in
         run_pytest "end to end" tests/e2e 1200
         run_pytest "scripts" tests/scripts 300
         # The fidelity test computes thousands of tokens of the real model, thirty times slower,
-        # along the paths that golden/test_golden_logits takes, too.
-        build "ASan+UBSan" build-asan -DCMAKE_BUILD_TYPE=Check \
-            -DMTPLX_SANITIZE=address,undefined &&
-            run_ctest "unit tests (ASan+UBSan)" build-asan -E '^golden/test_fidelity$'
+        # along the paths that golden/test_golden_logits takes, too; that one is in the long suite.
+        # How work grows is no business of a sanitizer.
+        build_asan &&
+            run_ctest "unit tests (ASan+UBSan)" build-asan \
+                -E '^(golden/test_(fidelity|golden_logits)|model/test_tokenizer_growth)$'
         # Only what has threads: instrumented kernels alone take the compiler minutes.
         threaded=$(printf '%s\n' tests/{base,sched,cold,http,api}/test_*.c | sed 's|.*/||; s|\.c$||')
         target=$threaded build "TSan" build-tsan -DCMAKE_BUILD_TYPE=Check \
@@ -239,6 +245,8 @@ case $mode in
         build "Check" build-check -DCMAKE_BUILD_TYPE=Check -DMTPLX_WERROR=ON &&
             run_ctest "long tests (Check)" build-check -L '^(bank|cold|exactness)$'
         unset MTPLX_LONG MTPLX_TEST_KILLS
+        target=test_golden_logits build_asan &&
+            run_ctest "golden hashes (ASan+UBSan)" build-asan -R '^golden/test_golden_logits$'
         run_aarch64
         ;;
     aarch64)
