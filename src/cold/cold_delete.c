@@ -3,7 +3,8 @@
  * Deleting what a sweep has marked. The caller holds gc.lock.
  *
  * A file that somebody starts to use at the same moment must not be lost to him: it goes to trash/
- * first, its time is looked at again, and only then is it unlinked.
+ * first, its time is looked at again, and only then is it unlinked. What a process that was killed in
+ * between has left there is judged by the next sweep, by the same times.
  */
 #include "cold/cold_sweep.h"
 
@@ -77,6 +78,50 @@ static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *n
     return is_deleted;
 }
 
+/* Of a file in trash/: where it came from. False: not one of ours. */
+static bool former_folder(const char *name, char folder[24])
+{
+    static const struct {
+        const char *suffix, *folder;
+        bool has_xx;
+    } kinds[] = {{".page", "pages", true}, {".state", "states", true}, {".session", "sessions", false}};
+    mx_hash256 id;
+    if (strlen(name) < 64 || !mx_hash256_from_hex(&id, name, 64)) {
+        return false;
+    }
+    for (size_t i = 0; i < MX_COUNT(kinds); i++) {
+        if (strcmp(name + 64, kinds[i].suffix) == 0) {
+            snprintf(folder, 24, kinds[i].has_xx ? "%s/%.2s" : "%s", kinds[i].folder, name);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A file that was in use when it came to trash/ goes back: the rename is the last change of its inode
+ * (or not even that), so it came no later than its ctime. */
+static bool put_back(const mx_sweep *s, int root_fd, int trash, const char *name)
+{
+    struct stat st;
+    char folder[24];
+    if (!former_folder(name, folder) || fstatat(trash, name, &st, AT_SYMLINK_NOFOLLOW) != 0
+        || !S_ISREG(st.st_mode) || st.st_ctim.tv_sec - st.st_mtim.tv_sec >= s->delete_age_s)
+    {
+        return false;
+    }
+    int dir = open_folder(s, root_fd, folder);
+    bool is_back = dir >= 0 && renameat2(trash, name, dir, name, RENAME_NOREPLACE) == 0;
+    if (is_back) {
+        (void)s->f->ops->fsync(dir);
+        mx_log(MX_LOG_INFO, "cold: sweep: file=%s/%s was in use when it was deleted: it is back",
+               folder, name);
+    }
+    if (dir >= 0) {
+        close(dir);
+    }
+    return is_back;
+}
+
 /* What a server has to know about a file that is gone. */
 static void tell(const mx_sweep *s, const mx_swept_file *e)
 {
@@ -106,9 +151,11 @@ static void delete_file(mx_sweep *s, mx_swept_file *e)
     if (dir >= 0) {
         mx_log(MX_LOG_DEBUG, "cold: deleting file=%s/%s bytes=%llu", e->folder, name,
                (unsigned long long)e->bytes);
-        is_deleted = mx_swept_is_stored(e)
-                         ? through_trash(s, root_fd, dir, name)
-                         : s->f->ops->unlink(dir, name, 0) == 0;
+        if (mx_swept_is_stored(e)) {
+            is_deleted = through_trash(s, root_fd, dir, name);
+        } else if (e->kind != MX_SWEPT_TRASH || !put_back(s, root_fd, dir, name)) {
+            is_deleted = s->f->ops->unlink(dir, name, 0) == 0;
+        }
         close(dir);
     }
     if (root_fd >= 0) {

@@ -329,6 +329,40 @@ static void test_leftovers_and_foreign_names(void **arg)
     mx_cold_close(c);
 }
 
+/* A process that is killed while it deletes leaves a file in trash/. Was it in use then, it is needed. */
+static void test_trash_gives_back_what_was_in_use(void **arg)
+{
+    state *s = *arg;
+    char name[2][100], from[700], to[700];
+    int64_t age = 864000;
+    s->cfg.tuning.delete_age_s = 600;
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 128);
+    talk_make(&s->other, &s->root, 2, 0, 64);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    assert_int_equal(help_write_talk(c, &s->other), MX_OK);
+    snprintf(to, sizeof to, "%s/trash", s->root_dir);
+    (void)mkdir(to, 0700);
+    for (int i = 0; i < 2; i++) {
+        char hex[65];
+        mx_hash256_hex(i == 0 ? &s->talk.ids[1] : &s->other.ids[0], hex);
+        snprintf(name[i], sizeof name[i], "pages/%.2s/%s.page", hex, hex);
+        snprintf(from, sizeof from, "%s/%s", s->root_dir, name[i]);
+        snprintf(to, sizeof to, "%s/trash/%s.page", s->root_dir, hex);
+        if (i == 1) {
+            help_age(from, &age);
+        }
+        assert_int_equal(rename(from, to), 0);
+    }
+    sweep(c);
+    assert_true(help_is_there(s, name[0]));
+    assert_false(help_is_there(s, name[1]));
+    snprintf(to, sizeof to, "%s/trash", s->root_dir);
+    assert_int_equal(help_count(to, ""), 0);
+    assert_int_equal(help_read_talk(c, &s->talk, 128), 128);
+    mx_cold_close(c);
+}
+
 /* A clock that was wrong once must not make a file eternal. */
 static void test_times_in_the_future(void **arg)
 {
@@ -608,6 +642,7 @@ int main(void)
         T(test_manifest_stays_when_the_longer_one_goes),
         T(test_manifest_of_another_version_stays),
         T(test_leftovers_and_foreign_names),
+        T(test_trash_gives_back_what_was_in_use),
         T(test_times_in_the_future),
         T(test_limit_covers_all_models),
         T(test_refused_folders),
