@@ -13,6 +13,7 @@
 #include "cli/cli_options.h"
 #include "cli/cli_start.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 typedef struct command {
@@ -57,7 +58,8 @@ static int run_help(int argc, char **argv)
         for (size_t i = 0; i < MX_COUNT(commands); i++) {
             printf("  %-55s %s\n", commands[i].usage, commands[i].summary);
         }
-        printf("  %-55s %s\n", "mtplx --version", "the version");
+        printf("  %-55s %s\n\n", "mtplx --version", "the version");
+        printf("Exit status: 0 = done, 1 = failed, 2 = the command line or the environment is wrong.\n");
         return 0;
     }
     const command *c = find_command(argv[0]);
@@ -84,7 +86,7 @@ static int run_help(int argc, char **argv)
     return 0;
 }
 
-int mx_cli_main(int argc, char **argv)
+static int run_command(int argc, char **argv)
 {
     if (argc < 2) {
         run_help(0, NULL);
@@ -108,4 +110,20 @@ int mx_cli_main(int argc, char **argv)
         }
     }
     return c->run(argc - 2, argv + 2);
+}
+
+/* A result that did not reach its reader is a failure (a full disk, say). */
+static bool has_written(void)
+{
+    return fflush(stdout) == 0 && ferror(stdout) == 0;
+}
+
+int mx_cli_main(int argc, char **argv)
+{
+    int code = run_command(argc, argv);
+    if (!has_written()) {
+        fprintf(stderr, "mtplx: cannot write to the standard output: %s\n", strerror(errno));
+        code = code == 0 ? 1 : code;
+    }
+    return code;
 }

@@ -26,7 +26,7 @@ static const mx_option roof_rows[] = {
     COMMON,
     {"dir", OPT_TEXT, AT(dir), "DIR", NULL, 0, 0, NULL,
      "folder whose disk is measured; default: where the session cache is"},
-    {"disk-size", OPT_SIZE, AT(disk_size), "SIZE", "256M", 0, 0, NULL,
+    {"disk-size", OPT_SIZE, AT(disk_size), "SIZE", "256M", MX_SIZE_MIN, 0, NULL,
      "size of the file for that, which has no name and is gone at the end; 0 = none"},
 };
 
@@ -113,7 +113,8 @@ static mx_err roof_dram(const mx_bench_settings *s, unsigned n_threads, mx_errbu
     return MX_OK;
 }
 
-static void roof_disk(const mx_bench_settings *s, unsigned n_threads)
+/* False: a disk that was named could not be measured. */
+static bool roof_disk(const mx_bench_settings *s, unsigned n_threads)
 {
     char standard[1024];
     const char *dir = s->dir, *home = mx_machine_home();
@@ -127,19 +128,20 @@ static void roof_disk(const mx_bench_settings *s, unsigned n_threads)
     if (dir == NULL || mx_roof_disk(&r, dir, s->disk_size, n_threads, &eb) != MX_OK) {
         fprintf(stderr, "mtplx: the disk was not measured: %s\n",
                 dir == NULL ? "there is no home folder; name one with --dir" : eb.text);
-        return;
+        return s->dir == NULL;
     }
     if (s->json) {
         printf(",\"disk\":{\"write\":%.3f,\"cold\":%.3f,\"direct\":%.3f,\"direct_threads\":%.3f,"
                "\"cached\":%.3f}", r.write / 1e9, r.cold / 1e9, r.direct / 1e9,
                r.direct_threads / 1e9, r.cached / 1e9);
-        return;
+        return true;
     }
     printf("disk, GB/s (%llu MiB in %s)\n", (unsigned long long)s->disk_size >> 20, dir);
     printf("  %-36s%10.2f\n", "write and sync", r.write / 1e9);
     printf("  %-36s%10.2f\n", "read, nothing in the page cache", r.cold / 1e9);
     printf("  %-36s%10.2f%13.2f\n", "read, O_DIRECT", r.direct / 1e9, r.direct_threads / 1e9);
     printf("  %-36s%10.2f\n", "read, from the page cache", r.cached / 1e9);
+    return true;
 }
 
 static int bench_roof(const mx_bench_settings *s)
@@ -154,11 +156,9 @@ static int bench_roof(const mx_bench_settings *s)
         fprintf(stderr, "mtplx: %s\n", eb.text);
         return 1;
     }
-    if (s->disk_size > 0) {
-        roof_disk(s, n_threads);
-    }
+    bool ok = s->disk_size == 0 || roof_disk(s, n_threads);
     fputs(s->json ? "}\n" : "", stdout);
-    return 0;
+    return ok ? 0 : 1;
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -176,7 +176,10 @@ int mx_cli_bench(int argc, char **argv)
     mx_bench_settings s = {0};
     mx_errbuf eb = {{0}};
     int code = 2;
-    if (mx_table_parse(table, &s, argc - n_words, argv + n_words, &eb) != MX_OK) {
+    mx_cpu_level level;
+    if (mx_table_parse(table, &s, argc - n_words, argv + n_words, &eb) != MX_OK
+        || (is_model && mx_cli_cpu_level(s.cpu_level, &level, &eb) != MX_OK))
+    {
         fprintf(stderr, "mtplx: %s\n", eb.text);
     } else {
         s.threads = s.threads > 0 ? s.threads : mx_machine_cores();

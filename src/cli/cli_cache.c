@@ -12,6 +12,7 @@
 #include "cli/cli_keys.h"
 #include "cli/cli_machine.h"
 #include "cli/cli_options.h"
+#include "cli/cli_post.h"
 #include "cli/cli_start.h"
 #include "cli/cli_table.h"
 #include "cold/cold.h"
@@ -72,6 +73,8 @@ static const mx_option_table table = {"cache", false, rows, MX_COUNT(rows)};
 typedef struct action {
     const char *name, *operand, *summary;
     int n_needed; /* operands */
+    /* What the command line and the environment alone can be blamed for; or NULL. Looks at nothing else. */
+    mx_err (*check)(options *o, const char *operand, mx_errbuf *eb);
     int (*run)(const options *o, const char *operand);
 } action;
 
@@ -173,16 +176,23 @@ static int run_ls(const options *o, const char *operand)
     return 0;
 }
 
-/* The entry whose name begins like that. */
-static mx_err find(const options *o, const char *prefix, mx_cold_entry *out, mx_errbuf *eb)
+static mx_err check_name(options *o, const char *prefix, mx_errbuf *eb)
 {
     enum { MIN_DIGITS = 6 };
-    listed l;
-    size_t n = strlen(prefix), n_found = 0;
-    if (n < MIN_DIGITS || n > 64 || strspn(prefix, "0123456789abcdef") != n) {
+    (void)o;
+    size_t n = prefix != NULL ? strlen(prefix) : MIN_DIGITS;
+    if (n < MIN_DIGITS || n > 64 || (prefix != NULL && strspn(prefix, "0123456789abcdef") != n)) {
         return mx_fail(eb, MX_E_INVALID, "\"%.70s\" is not the name of an entry: %d to 64 digits of the "
                        "first column of `mtplx cache ls`", prefix, MIN_DIGITS);
     }
+    return MX_OK;
+}
+
+/* The entry whose name begins like that. */
+static mx_err find(const options *o, const char *prefix, mx_cold_entry *out, mx_errbuf *eb)
+{
+    listed l;
+    size_t n = strlen(prefix), n_found = 0;
     mx_err err = list_all(o, &l, eb);
     for (size_t i = 0; err == MX_OK && i < l.n; i++) {
         char hex[65];
@@ -258,13 +268,23 @@ static int run_verify(const options *o, const char *operand)
     return n.n_bad > n.n_moved ? 1 : 0;
 }
 
-/* 0 = none. */
-static mx_err read_limit(const options *o, uint64_t *limit, mx_errbuf *eb)
+static mx_err check_limit(options *o, const char *operand, mx_errbuf *eb)
 {
     static const char name[] = "MTPLX_SSD_SESSION_CACHE_MAX_SIZE";
     const char *text = given_or_env(NULL, name);
-    *limit = o->max_size;
-    return *limit == 0 && text != NULL ? mx_read_size(name, text, MX_SIZE_MIN, limit, eb) : MX_OK;
+    (void)operand;
+    return o->max_size == 0 && text != NULL ? mx_read_size(name, text, MX_SIZE_MIN, &o->max_size, eb)
+                                            : MX_OK;
+}
+
+static mx_err check_gc(options *o, const char *operand, mx_errbuf *eb)
+{
+    const char *ttl = given_or_env(NULL, "MTPLX_SSD_SESSION_CACHE_TTL");
+    if (o->ttl_s == 0 && ttl != NULL && !mx_parse_time(ttl, &o->ttl_s)) {
+        return mx_fail(eb, MX_E_INVALID, "MTPLX_SSD_SESSION_CACHE_TTL must be a time with its unit, such as "
+                       "12h or 30d");
+    }
+    return check_limit(o, operand, eb);
 }
 
 static int run_gc(const options *o, const char *operand)
@@ -273,17 +293,8 @@ static int run_gc(const options *o, const char *operand)
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
     char size[32];
-    uint64_t limit, ttl_s = o->ttl_s;
-    const char *ttl = given_or_env(NULL, "MTPLX_SSD_SESSION_CACHE_TTL");
-    if (read_limit(o, &limit, &eb) != MX_OK) {
-        failed(&eb);
-        return 2;
-    }
-    if (ttl_s == 0 && ttl != NULL && !mx_parse_time(ttl, &ttl_s)) {
-        fprintf(stderr, "mtplx: MTPLX_SSD_SESSION_CACHE_TTL must be a time with its unit, such as 12h or 30d\n");
-        return 2;
-    }
-    if (mx_cold_gc(o->dir, auth_key(o), limit == 0 ? UINT64_MAX : limit, ttl_s, &n, &eb) != MX_OK) {
+    uint64_t limit = o->max_size == 0 ? UINT64_MAX : o->max_size; /* 0 = none */
+    if (mx_cold_gc(o->dir, auth_key(o), limit, o->ttl_s, &n, &eb) != MX_OK) {
         return failed(&eb);
     }
     mx_print_size(size, sizeof size, n.n_bytes);
@@ -291,16 +302,20 @@ static int run_gc(const options *o, const char *operand)
     return 0;
 }
 
+static mx_err check_rm(options *o, const char *operand, mx_errbuf *eb)
+{
+    if (o->all == (operand != NULL)) {
+        return mx_fail(eb, MX_E_INVALID, "cache rm needs an entry's name, or --all, which removes everything "
+                       "in the folder");
+    }
+    return check_name(o, operand, eb);
+}
+
 static int run_rm(const options *o, const char *operand)
 {
     uint64_t n_files = 0, n_bytes = 0;
     mx_errbuf eb = {{0}};
     char size[32];
-    if (o->all == (operand != NULL)) {
-        fprintf(stderr, "mtplx: cache rm needs an entry's name, or --all, which removes everything in "
-                "the folder\n");
-        return 2;
-    }
     if (o->all) {
         if (mx_cold_remove_all(o->dir, auth_key(o), &n_files, &n_bytes, &eb) != MX_OK) {
             return failed(&eb);
@@ -334,6 +349,7 @@ static mx_cli_transfer transfer_of(const options *o)
                              .kv_type = o->kv_type,
                              .act_type = o->act_type,
                              .threads = o->threads,
+                             .max_size = o->max_size,
                              .recompute = o->recompute};
 }
 
@@ -347,13 +363,14 @@ static int run_export(const options *o, const char *operand)
 
 static int run_import(const options *o, const char *operand)
 {
-    mx_errbuf eb = {{0}};
     mx_cli_transfer t = transfer_of(o);
-    if (read_limit(o, &t.max_size, &eb) != MX_OK) {
-        failed(&eb);
-        return 2;
-    }
     return mx_cli_import(&t, operand);
+}
+
+static mx_err check_explain(options *o, const char *operand, mx_errbuf *eb)
+{
+    (void)operand;
+    return mx_cli_check_url(o->url, eb);
 }
 
 static int run_explain(const options *o, const char *operand)
@@ -365,17 +382,17 @@ static int run_explain(const options *o, const char *operand)
 /* ---- the command ----------------------------------------------------------------------------- */
 
 static const action actions[] = {
-    {"ls", NULL, "what is on disk, used last first", 0, run_ls},
-    {"show", "ID", "one entry of it", 1, run_show},
+    {"ls", NULL, "what is on disk, used last first", 0, NULL, run_ls},
+    {"show", "ID", "one entry of it", 1, check_name, run_show},
     {"verify", "[ID]", "check every file (or those of one entry) against its hash; 1 = some are damaged",
-     0, run_verify},
-    {"gc", NULL, "bring the folder under its limit", 0, run_gc},
-    {"rm", "ID|--all", "remove an entry, or everything", 0, run_rm},
+     0, check_name, run_verify},
+    {"gc", NULL, "bring the folder under its limit", 0, check_gc, run_gc},
+    {"rm", "ID|--all", "remove an entry, or everything", 0, check_rm, run_rm},
     {"export", "ID FILE", "write an entry into a new file, for another machine with the same model", 2,
-     run_export},
-    {"import", "FILE", "check such a file and take it in", 1, run_import},
+     check_name, run_export},
+    {"import", "FILE", "check such a file and take it in", 1, check_limit, run_import},
     {"explain", "FILE.json", "what a running server would reuse of this request body, and why not more",
-     1, run_explain},
+     1, check_explain, run_explain},
 };
 
 void mx_cli_cache_help(mx_buf *out)
@@ -443,10 +460,14 @@ int mx_cli_cache(int argc, char **argv)
     options o = {.file = n > 1 ? argv[2] : NULL};
     mx_errbuf eb = {{0}};
     int code = 2;
-    if (mx_table_parse(&table, &o, argc - skip, argv + skip, &eb) != MX_OK) {
-        fprintf(stderr, "mtplx: %s\n", eb.text);
-    } else if (!find_folder(&o)) {
-        code = wrong_usage("there is no home folder; name the folder with --ssd-session-cache-dir");
+    const char *operand = n > 0 ? argv[1] : NULL;
+    if (mx_table_parse(&table, &o, argc - skip, argv + skip, &eb) != MX_OK
+        || (a->check != NULL && a->check(&o, operand, &eb) != MX_OK))
+    {
+        (void)failed(&eb);
+    } else if (a->run != run_explain && !find_folder(&o)) {
+        fprintf(stderr, "mtplx: there is no home folder; name the folder with --ssd-session-cache-dir\n");
+        code = 1;
     } else if (o.is_named && a->run != run_explain && a->run != run_import && !is_there(&o)) {
         /* A slip in the name must not read as "nothing is stored" or "everything is removed". */
         fprintf(stderr, "mtplx: there is no folder %s\n", o.dir);
@@ -456,7 +477,7 @@ int mx_cli_cache(int argc, char **argv)
         const char *key_file = given_or_env(o.key_file, "MTPLX_CACHE_KEY_FILE");
         code = a->run != run_explain && mx_cli_read_auth(key_file, &o.auth, &eb) != MX_OK
                    ? failed(&eb)
-                   : a->run(&o, n > 0 ? argv[1] : NULL);
+                   : a->run(&o, operand);
     }
     mx_table_free(&table, &o);
     return code;

@@ -87,6 +87,25 @@ static mx_err add_lines(mx_settings *s, mx_str text, mx_errbuf *eb)
     return MX_OK;
 }
 
+mx_err mx_cli_check_keys(const mx_settings *s, mx_errbuf *eb)
+{
+    for (size_t i = 0; i < s->api_keys.n; i++) {
+        if (!is_key(s->api_keys.items[i], strlen(s->api_keys.items[i]))) {
+            return mx_fail(eb, MX_E_INVALID, "API key number %zu has a space or a control character "
+                           "in it: no client could send it", i + 1);
+        }
+        if (s->admin_key != NULL && strcmp(s->admin_key, s->api_keys.items[i]) == 0) {
+            return mx_fail(eb, MX_E_INVALID, "--admin-key is also an API key: take another one, or "
+                           "everybody who has it is an administrator");
+        }
+    }
+    if (s->admin_key != NULL && !is_key(s->admin_key, strlen(s->admin_key))) {
+        return mx_fail(eb, MX_E_INVALID, "--admin-key has a space or a control character in it: no "
+                       "client could send it");
+    }
+    return MX_OK;
+}
+
 mx_err mx_cli_read_api_keys(mx_settings *s, mx_errbuf *eb)
 {
     if (s->api_key_file != NULL) {
@@ -104,21 +123,7 @@ mx_err mx_cli_read_api_keys(mx_settings *s, mx_errbuf *eb)
                            s->api_key_file);
         }
     }
-    for (size_t i = 0; i < s->api_keys.n; i++) {
-        if (!is_key(s->api_keys.items[i], strlen(s->api_keys.items[i]))) {
-            return mx_fail(eb, MX_E_INVALID, "API key number %zu has a space or a control character "
-                           "in it: no client could send it", i + 1);
-        }
-        if (s->admin_key != NULL && strcmp(s->admin_key, s->api_keys.items[i]) == 0) {
-            return mx_fail(eb, MX_E_INVALID, "--admin-key is also an API key: take another one, or "
-                           "everybody who has it is an administrator");
-        }
-    }
-    if (s->admin_key != NULL && !is_key(s->admin_key, strlen(s->admin_key))) {
-        return mx_fail(eb, MX_E_INVALID, "--admin-key has a space or a control character in it: no "
-                       "client could send it");
-    }
-    return MX_OK;
+    return mx_cli_check_keys(s, eb);
 }
 
 mx_err mx_cli_cache_key(const mx_settings *s, const char *cache_dir, mx_hash256 *out,

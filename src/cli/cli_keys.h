@@ -7,8 +7,9 @@
 
 #include "cli/cli_options.h"
 
-/* Adds the keys of --api-key-file to s->api_keys and refuses sets of keys that would not do what
- * they are for. */
+/* Refuses sets of keys that would not do what they are for: MX_E_INVALID. */
+mx_err mx_cli_check_keys(const mx_settings *s, mx_errbuf *eb);
+/* Adds the keys of --api-key-file to s->api_keys, and checks them all. */
 mx_err mx_cli_read_api_keys(mx_settings *s, mx_errbuf *eb);
 
 /* The secret that isolation salts are made with, when there are keys that do not share prefixes.

@@ -37,7 +37,8 @@ static mx_err parse_url(const char *url, address *a, mx_errbuf *eb)
     snprintf(a->port, sizeof a->port, "80");
     if (*rest == ':') {
         size_t digits = strspn(rest + 1, "0123456789");
-        snprintf(a->port, sizeof a->port, "%.*s", (int)digits, rest + 1);
+        bool fits = digits < sizeof a->port && strtoul(rest + 1, NULL, 10) <= UINT16_MAX;
+        snprintf(a->port, sizeof a->port, "%.*s", fits ? (int)digits : 0, rest + 1);
         rest += 1 + digits;
     }
     if (n == 0 || n >= sizeof a->host || (*rest != '\0' && strcmp(rest, "/") != 0) ||
@@ -48,6 +49,12 @@ static mx_err parse_url(const char *url, address *a, mx_errbuf *eb)
     }
     snprintf(a->host, sizeof a->host, "%.*s", (int)n, s);
     return MX_OK;
+}
+
+mx_err mx_cli_check_url(const char *url, mx_errbuf *eb)
+{
+    address a;
+    return parse_url(url, &a, eb);
 }
 
 static int connect_to(const address *a, mx_errbuf *eb)

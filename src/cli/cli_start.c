@@ -61,10 +61,10 @@ static bool is_loopback(const char *host)
 
 static mx_err check_host(const mx_settings *s, mx_errbuf *eb)
 {
-    if (is_loopback(s->host) || s->api_keys.n > 0) {
+    if (is_loopback(s->host) || s->api_keys.n > 0 || s->api_key_file != NULL) {
         return MX_OK;
     }
-    return mx_fail(eb, MX_E_DENIED, "--host %.64s would let everybody on the network use this "
+    return mx_fail(eb, MX_E_INVALID, "--host %.64s would let everybody on the network use this "
                    "server. Set a key: MTPLX_API_KEY=... mtplx start --host %.64s (or --api-key "
                    "KEY), or leave --host out to serve this machine only", s->host, s->host);
 }
@@ -147,11 +147,18 @@ static mx_err size_up(mx_settings *o, const char *model_path, mx_errbuf *eb)
     return MX_OK;
 }
 
+/* What the command line and the environment alone can be blamed for. */
+static mx_err read_settings(mx_settings *s, int argc, char **argv, mx_errbuf *eb)
+{
+    MX_TRY(mx_settings_parse(s, argc, argv, eb));
+    MX_TRY(mx_cli_check_keys(s, eb));
+    return check_host(s, eb);
+}
+
 static mx_err prepare(server *s, mx_errbuf *eb)
 {
     mx_log_set_level((mx_log_level)s->settings.log_level);
     MX_TRY(mx_cli_read_api_keys(&s->settings, eb));
-    MX_TRY(check_host(&s->settings, eb));
     MX_TRY(mx_cli_find_model(s->settings.model, s->model_path, sizeof s->model_path, eb));
     MX_TRY(find_folders(s, eb));
     MX_TRY(size_up(&s->settings, s->model_path, eb));
@@ -350,11 +357,10 @@ int mx_cli_start(int argc, char **argv)
 {
     server s = {0};
     mx_errbuf eb = {0};
-    mx_err e = mx_settings_parse(&s.settings, argc, argv, &eb);
-    int code = e == MX_OK ? 0 : 2;
+    mx_err e = read_settings(&s.settings, argc, argv, &eb);
+    int code = e == MX_OK ? 1 : 2;
     if (e == MX_OK) {
         e = prepare(&s, &eb);
-        code = e == MX_E_DENIED ? 2 : 1;
     }
     if (e == MX_OK) {
         e = mx_signals_create(&s.signals, &eb);

@@ -87,7 +87,7 @@ def test_cache_key_file(start_keyed, tmp_path):
     secret.chmod(0o644)
     bad = run_mtplx("start", "--model", "/dev/null", "--api-key", "k", "--cache-key-file", str(secret),
                     home=tmp_path)
-    assert bad.returncode == 2 and "chmod 600" in bad.stderr
+    assert bad.returncode == 1 and "chmod 600" in bad.stderr
     secret.chmod(0o600)
     s = start_keyed("--cache-key-file", str(secret))
     assert modes(s, chat, "key-one") == ["cold"]
@@ -612,7 +612,7 @@ def test_cache_ls_show_verify_rm_gc(start):
     assert f"id       {name}" in shown and f"tokens   {turns[0][2]}" in shown
     assert "without an API key" in shown and "missing" not in shown
     assert "no entry" in cache(s, "show", "0" * 16, code=1)
-    assert "not the name" in cache(s, "show", "../../x", code=1)
+    assert "not the name" in cache(s, "show", "../../x", code=2)
     assert ", 0 damaged" in cache(s, "verify") and ", 0 damaged" in cache(s, "verify", name)
 
     folder = s.home / ".mtplx/session_cache"
@@ -707,6 +707,6 @@ def test_cache_explain(start, tmp_path):
     assert "says 400" in cache(s, "explain", str(file), "--url", s.url, code=1, env=env)
     assert "cannot open" in cache(s, "explain", str(tmp_path / "none"), "--url", s.url, code=1)
     for url in ("https://x", "http://", "http://a/b", "x"):
-        assert "--url" in cache(s, "explain", str(file), "--url", url, code=1)
+        assert "--url" in cache(s, "explain", str(file), "--url", url, code=2)
     assert s.stop() == 0
     assert "is it running" in cache(s, "explain", str(file), "--url", s.url, code=1)
