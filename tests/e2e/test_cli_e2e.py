@@ -150,3 +150,10 @@ def test_a_result_that_cannot_be_written_is_1():
     with open("/dev/full", "w") as full:
         done = subprocess.run([str(BIN), "help"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and "standard output" in done.stderr, done
+
+
+def test_closed_standard_streams_are_nobodys_file(tmp_path):
+    """Without a standard output nothing is printed into the first file that is opened."""
+    done = subprocess.run(["sh", "-c", f"exec {BIN} cache ls <&- >&-"], env={"HOME": str(tmp_path)},
+                          stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
