@@ -274,9 +274,18 @@ void mx_api_reply_json(mx_http_exchange *x, unsigned status, mx_buf *body)
 
 void mx_api_reply_problem(mx_http_exchange *x, const mx_problem *p)
 {
+    mx_api_reply_problem_and(x, p, MX_STR(""));
+}
+
+void mx_api_reply_problem_and(mx_http_exchange *x, const mx_problem *p, mx_str fields)
+{
     mx_buf b = {0};
     mx_api_error_json(&b, p);
-    mx_buf_char(&b, '\n');
+    if (!b.failed) {
+        b.len--; /* the brace that ends the object */
+    }
+    mx_buf_append(&b, fields.ptr, fields.len);
+    mx_buf_str(&b, "}\n");
     char retry[40], safe[128];
     snprintf(retry, sizeof retry, "Retry-After: %u", p->retry_after_s);
     const char *headers[] = {retry};

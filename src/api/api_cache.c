@@ -254,10 +254,38 @@ static void reply_pin(mx_api *a, mx_http_exchange *x, const mx_hash256 *id, bool
     }
 }
 
+static void write_removed(mx_buf *b, const mx_forgotten *n)
+{
+    mx_buf_printf(b, "\"ram\":%s,\"files\":%llu,\"bytes\":%llu,\"files_left\":%llu",
+                  n->from_ram ? "true" : "false", (unsigned long long)n->files.n_files,
+                  (unsigned long long)n->files.n_bytes, (unsigned long long)n->files.n_left);
+}
+
+/* Not all of it went: an error that says what did. That the folder is read-only is nothing that the
+ * server could change, or that trying again would: a conflict with its state, which is the
+ * administrator's. */
+static void reply_not_deleted(mx_http_exchange *x, mx_err err, const mx_forgotten *n, const char *text)
+{
+    mx_problem p = {.retry_after_s = err == MX_E_BUSY ? 2 : 0};
+    mx_buf b = {0};
+    unsigned status = err == MX_E_DENIED                              ? 409
+                      : err == MX_E_BUSY || err == MX_E_CANCELLED ? 503
+                                                                  : 500;
+    mx_problem_set(&p, status, mx_err_name(err), NULL, "%s, %s: %s",
+                   n->from_ram ? "removed from RAM" : "nothing was removed from RAM",
+                   n->files.n_files > 0 ? "but only some of it from the folder"
+                                        : "and nothing from the folder", text);
+    mx_buf_str(&b, ",\"removed\":{");
+    write_removed(&b, n);
+    mx_buf_char(&b, '}');
+    mx_api_reply_problem_and(x, &p, mx_buf_view(&b));
+    mx_buf_free(&b);
+}
+
 static void reply_delete(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
 {
     enum { SETTLE_US = 5 * 1000000 };
-    mx_cold_counts n;
+    mx_forgotten n;
     mx_errbuf eb = {{0}};
     mx_err err = mx_engine_forget(a->engine, id, SETTLE_US, &n, &eb);
     if (err != MX_E_NOT_FOUND) { /* also after an error: some of it may be gone */
@@ -266,11 +294,12 @@ static void reply_delete(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
     if (err == MX_E_NOT_FOUND) {
         reply_unknown(x);
     } else if (err != MX_OK) {
-        reply_failed(x, err, eb.text);
+        reply_not_deleted(x, err, &n, eb.text);
     } else {
         mx_buf b = {0};
-        mx_buf_printf(&b, "{\"deleted\":true,\"files\":%llu,\"bytes\":%llu}\n",
-                      (unsigned long long)n.n_files, (unsigned long long)n.n_bytes);
+        mx_buf_str(&b, "{\"deleted\":true,");
+        write_removed(&b, &n);
+        mx_buf_str(&b, "}\n");
         mx_api_reply_json(x, 200, &b);
     }
 }

@@ -64,6 +64,8 @@ void mx_api_free_wakers(mx_api *a);
 /* Error object with the fields of *p. */
 void mx_api_error_json(mx_buf *out, const mx_problem *p);
 void mx_api_reply_problem(mx_http_exchange *x, const mx_problem *p);
+/* With more fields beside "error": text that begins with a comma. */
+void mx_api_reply_problem_and(mx_http_exchange *x, const mx_problem *p, mx_str fields);
 void mx_api_reply_json(mx_http_exchange *x, unsigned status, mx_buf *body);
 
 /* The GET endpoints; the state lock is held for reading. */

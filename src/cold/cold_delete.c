@@ -8,6 +8,7 @@
  */
 #include "cold/cold_sweep.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -52,7 +53,7 @@ void mx_swept_name(const mx_swept_file *e, char name[300])
 }
 
 /* Rename to trash/, look at the time again, unlink. Somebody who touched the file to use it
- * meanwhile gets it back under its name. */
+ * meanwhile gets it back under its name: then errno is 0. */
 static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *name)
 {
     const mx_cold_fileops *ops = s->f->ops;
@@ -60,6 +61,7 @@ static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *n
     mx_errbuf eb;
     int trash = mx_cold_open_dir(ops, root_fd, "trash", true, &err, &eb);
     if (trash < 0) {
+        errno = err == MX_E_DENIED ? EACCES : EIO;
         return false;
     }
     struct stat st;
@@ -70,11 +72,14 @@ static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *n
             if (renameat2(trash, name, dir, name, RENAME_NOREPLACE) == 0) { /* else it stays there */
                 (void)ops->fsync(dir); /* whoever uses it relies on a name that had been durable */
             }
+            errno = 0;
         } else {
             is_deleted = ops->unlink(trash, name, 0) == 0;
         }
     }
+    const int e = errno;
     close(trash);
+    errno = e;
     return is_deleted;
 }
 
@@ -148,13 +153,16 @@ static void delete_file(mx_sweep *s, mx_swept_file *e)
     int root_fd = open_root(s, e->root, &eb);
     int dir = root_fd >= 0 ? open_folder(s, root_fd, e->folder) : -1;
     bool is_deleted = false;
+    int e_left = dir < 0 ? EACCES : 0;
     if (dir >= 0) {
         mx_log(MX_LOG_DEBUG, "cold: deleting file=%s/%s bytes=%llu", e->folder, name,
                (unsigned long long)e->bytes);
         if (mx_swept_is_stored(e)) {
             is_deleted = through_trash(s, root_fd, dir, name);
+            e_left = errno;
         } else if (e->kind != MX_SWEPT_TRASH || !put_back(s, root_fd, dir, name)) {
             is_deleted = s->f->ops->unlink(dir, name, 0) == 0;
+            e_left = errno;
         }
         close(dir);
     }
@@ -162,6 +170,10 @@ static void delete_file(mx_sweep *s, mx_swept_file *e)
         close(root_fd);
     }
     if (!is_deleted) {
+        if (e_left != 0 && e_left != ENOENT) { /* in use, or somebody else was faster */
+            s->failed_files++;
+            s->failed_errno = e_left;
+        }
         return;
     }
     e->is_gone = true;

@@ -59,6 +59,8 @@ typedef struct mx_sweep {
     size_t n_states;
     uint64_t total_files, total_bytes, n_foreign;
     uint64_t deleted_files, deleted_bytes;
+    uint64_t failed_files; /* that were to be deleted, and could not be */
+    int failed_errno;      /* why not, of the last of them */
     mx_swept_cause cause;  /* of what is deleted now */
     int64_t now_s;
     mx_err err;            /* a walk that could not see everything deletes nothing */

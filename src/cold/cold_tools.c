@@ -181,7 +181,8 @@ static mx_err visit_model(void *arg, int v1, const char *name)
     model_dir m = {.fd = mx_cold_open_dir(w->trust->ops, v1, name, false, &err, NULL),
                    .trust = *w->trust};
     if (m.fd < 0) {
-        return err == MX_E_DENIED || err == MX_E_NOT_FOUND ? MX_OK : err; /* somebody else's */
+        bool is_others = err == MX_E_DENIED && w->only == NULL;
+        return is_others || err == MX_E_NOT_FOUND ? MX_OK : err;
     }
     snprintf(m.name, sizeof m.name, "%s", name);
     err = w->fn(w->arg, &m);
@@ -459,12 +460,28 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *key, const mx_hash256 *
 static void remove_file(int dir, const char *path, mx_cold_counts *out)
 {
     struct stat st;
-    if (fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)
-        && unlinkat(dir, path, 0) == 0)
-    {
+    if (fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) {
+        return;
+    }
+    if (unlinkat(dir, path, 0) == 0) {
         out->n_files++;
         out->n_bytes += (uint64_t)st.st_size;
+    } else if (errno != ENOENT) {
+        out->n_left++;
+        out->left_errno = errno;
     }
+}
+
+/* done, for what removes. */
+static mx_err done_removing(opened *o, mx_err err, const mx_cold_counts *n, const char *dir,
+                            mx_errbuf *eb)
+{
+    err = done(o, err, dir, eb);
+    return err != MX_OK || n->n_left == 0
+               ? err
+               : mx_fail_errno(eb, mx_cold_errno(n->left_errno), n->left_errno,
+                               "%llu files are left in %s, for they cannot be removed",
+                               (unsigned long long)n->n_left, dir);
 }
 
 /* The pages and states of all manifests but one. */
@@ -598,7 +615,7 @@ mx_err mx_cold_remove_entry(const char *dir, const mx_hash256 *key, const char *
     if (err == MX_OK) {
         err = each_model(&o, folder, remove_from, &r);
     }
-    err = done(&o, err, dir, eb);
+    err = done_removing(&o, err, out, dir, eb);
     if (err == MX_OK && !r.was_found) {
         return mx_fail(eb, MX_E_NOT_FOUND, "there is no such entry in %s", dir);
     }
@@ -641,10 +658,13 @@ static mx_err begin_sweep(tool_sweep *t, const char *dir, const mx_hash256 *key,
 static mx_err end_sweep(tool_sweep *t, mx_err err, mx_cold_counts *out, const char *dir,
                         mx_errbuf *eb)
 {
-    *out = (mx_cold_counts){.n_files = t->s.deleted_files, .n_bytes = t->s.deleted_bytes};
+    *out = (mx_cold_counts){.n_files = t->s.deleted_files,
+                            .n_bytes = t->s.deleted_bytes,
+                            .n_left = t->s.failed_files,
+                            .left_errno = t->s.failed_errno};
     mx_sweep_free(&t->s);
     mx_free(t->marked);
-    return done(&t->o, err, dir, eb);
+    return done_removing(&t->o, err, out, dir, eb);
 }
 
 mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, uint64_t ttl_s,

@@ -39,6 +39,8 @@ typedef struct mx_cold_counts {
     uint64_t n_files, n_bytes;   /* looked at, or removed */
     uint64_t n_bad, n_foreign;   /* damaged; of a version that this one does not know */
     uint64_t n_moved;            /* of n_bad: to quarantine */
+    uint64_t n_left;             /* should have been removed, and could not be */
+    int left_errno;              /* why not, of the last of them */
 } mx_cold_counts;
 
 /* Checks every page and manifest as a reader would (docs/file-format.md, section 7, but for what only
@@ -56,6 +58,9 @@ mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, ui
                   mx_cold_counts *out, mx_errbuf *eb);
 
 #define MX_COLD_WAIT_FOREVER UINT32_MAX
+
+/* Whatever removes: where a file cannot be removed the others go all the same, and the error says how
+ * many are left. *out holds then, too. */
 
 /* Removes the manifest of that name, and of the pages and states that it or `also` (NULL = none)
  * names those that no other manifest names; and the damaged files of that folder, for some of them

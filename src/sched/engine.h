@@ -232,11 +232,16 @@ mx_err mx_engine_call(mx_engine *e, void (*fn)(void *arg, const mx_engine_view *
 
 /* Removes an entry from both tiers (mx_bank_forget, mx_cold_remove_entry), or, id NULL, everything
  * of this model. What waits to be written of it is not written; the writer, which may be at some of
- * it, is waited for at most timeout_us. Blocks, also for as long as the folder does. *out: the files
- * that went. MX_E_NOT_FOUND: in neither tier. MX_E_BUSY: the writer is not done, the files are still
- * there; to be tried again. MX_E_CANCELLED: the engine has ended. */
+ * it, is waited for at most timeout_us. Blocks, also for as long as the folder does. MX_E_NOT_FOUND: in
+ * neither tier. MX_E_BUSY: the writer, or whoever holds gc.lock, is not done, the files are still
+ * there; to be tried again. MX_E_CANCELLED: the engine has ended. Other errors: the folder's. *out
+ * says what went, after an error, too. */
+typedef struct mx_forgotten {
+    bool from_ram;            /* it was there, and is not any more */
+    mx_cold_counts files;     /* that went, and that are left */
+} mx_forgotten;
 mx_err mx_engine_forget(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
-                        mx_cold_counts *out, mx_errbuf *eb);
+                        mx_forgotten *out, mx_errbuf *eb);
 
 /* The cold tier, NULL = off. Valid until mx_engine_stop. */
 mx_cold *mx_engine_cold(mx_engine *e);

@@ -179,19 +179,20 @@ static mx_err remove_files(const forgetting *f, mx_cold_counts *out, mx_errbuf *
 }
 
 mx_err mx_engine_forget(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
-                        mx_cold_counts *out, mx_errbuf *eb)
+                        mx_forgotten *out, mx_errbuf *eb)
 {
     forgetting f = {.e = e, .id = id};
-    *out = (mx_cold_counts){0};
+    *out = (mx_forgotten){0};
     mx_err err = run(&f, timeout_us, eb);
     if (err == MX_OK) {
         f.is_last = true;
         err = run(&f, timeout_us, eb);
     }
     if (err == MX_OK) {
-        err = remove_files(&f, out, eb);
+        err = remove_files(&f, &out->files, eb);
         err = err == MX_E_NOT_FOUND && f.was_in_ram ? MX_OK : err;
     }
+    out->from_ram = f.was_in_ram;
     mx_free(f.pages);
     mx_free(f.states);
     mx_free(f.tokens);

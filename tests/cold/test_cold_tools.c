@@ -6,8 +6,10 @@
 
 #include "cold/cold_tools.h"
 
+#include <linux/capability.h>
 #include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
 
@@ -256,6 +258,55 @@ static void test_removing_waits_no_longer_than_told(void **arg)
     assert_int_equal(help_count(s->dir, ".page"), 0);
 }
 
+/* Root may write everywhere, unless it gives up that right for a while. */
+static void obey_modes(bool on)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct caps[2];
+    assert_int_equal(syscall(SYS_capget, &head, caps), 0);
+    if (on) {
+        caps[0].effective &= ~(1u << CAP_DAC_OVERRIDE);
+    } else {
+        caps[0].effective |= caps[0].permitted & (1u << CAP_DAC_OVERRIDE);
+    }
+    assert_int_equal(syscall(SYS_capset, &head, caps), 0);
+}
+
+/* A person who removes a conversation must learn that some of it is still there. */
+static void test_removing_says_what_is_left(void **arg)
+{
+    state *s = *arg;
+    mx_cold_counts n;
+    char hex[65], path[700];
+    write_talk(s, &s->talk, 1, 640);
+    mx_hash256_hex(&s->talk.ids[4], hex);
+    snprintf(path, sizeof path, "%s/pages/%.2s", s->root_dir, hex);
+    const char *folder = strrchr(s->root_dir, '/') + 1;
+    for (int i = 0; i < 3; i++) {
+        mx_errbuf eb = {{0}};
+        assert_int_equal(chmod(path, 0500), 0);
+        obey_modes(true);
+        mx_err err = i == 0   ? mx_cold_remove_entry(s->dir, NULL, folder, &s->talk.ids[9], NULL, 0, &n, &eb)
+                     : i == 1 ? mx_cold_remove_folder(s->dir, NULL, folder, 0, &n, &eb)
+                              : mx_cold_gc(s->dir, NULL, 0, 0, &n, &eb);
+        obey_modes(false);
+        assert_int_equal(err, MX_E_DENIED);
+        assert_non_null(strstr(eb.text, "1 files are left in"));
+        assert_non_null(strstr(eb.text, "Permission denied"));
+        assert_int_equal(n.n_left, 1);
+        assert_int_equal(n.n_files, 9 + 1); /* all others, and the manifest */
+        assert_int_equal(help_count(s->root_dir, ".page"), 1);
+        assert_int_equal(chmod(path, 0700), 0);
+        write_talk(s, &s->talk, 1, 640);
+    }
+    /* Nothing of a folder that cannot be entered was removed. */
+    mx_errbuf eb = {{0}};
+    assert_int_equal(chmod(s->root_dir, 0777), 0);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, folder, &s->talk.ids[9], NULL, 0, &n, &eb), MX_E_DENIED);
+    assert_int_equal(chmod(s->root_dir, 0700), 0);
+    assert_int_equal(help_count(s->root_dir, ".page"), 10);
+}
+
 int main(void)
 {
     mx_log_set_level(MX_LOG_ERROR);
@@ -271,6 +322,7 @@ int main(void)
         T(test_rm_empties_quarantine),
         T(test_remove_folder_leaves_the_others),
         T(test_removing_waits_no_longer_than_told),
+        T(test_removing_says_what_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,6 +28,8 @@ MODEL = pathlib.Path(
     or pathlib.Path.home() / ".mtplx/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 ).resolve()
 WRITER = pathlib.Path(os.environ.get("MTPLX_TEST_WRITER") or ROOT / "build-check/tests/write_hybrid")
+# Root may write everywhere, unless it gives up that right.
+OBEY_MODES = ["setpriv", "--bounding-set", "-dac_override"] if os.getuid() == 0 else []
 EXACT = ["--ssd-restore", "always", "--canonical-prompts"]
 START_TIMEOUT_S = 60
 
@@ -48,11 +50,11 @@ def text_of(seed, n_words):
 
 
 class Server:
-    def __init__(self, home, args=(), env=None, port=0, wait=True, model=MODEL):
+    def __init__(self, home, args=(), env=None, port=0, wait=True, model=MODEL, before=()):
         self.home = pathlib.Path(home)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MTPLX_")}
         environment.update(HOME=str(home), **(env or {}))
-        command = [str(BIN), "start", "--model", str(model), "--port", str(port), "--kv-budget",
+        command = [*before, str(BIN), "start", "--model", str(model), "--port", str(port), "--kv-budget",
                    "512M", *args]
         self.process = subprocess.Popen(command, env=environment, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -10,7 +10,7 @@ import time
 import pytest
 import requests
 
-from conftest import EXACT, run_mtplx, skip_or_fail, text_of
+from conftest import EXACT, OBEY_MODES, run_mtplx, skip_or_fail, text_of
 
 try:
     from prometheus_client import parser
@@ -586,6 +586,41 @@ def test_entries_of_keys_are_the_administrators(start_keyed):
 
 
 # ---- the command line ----------------------------------------------------------------------------
+
+def test_delete_says_what_it_could_not_remove(start):
+    """A folder that is read-only now: what was in RAM is gone, and the answer says that the rest is not."""
+    s = start(*EXACT, before=OBEY_MODES)
+    usage(s, conversation(95))
+    s.wait_durable()
+    folder = s.home / ".mtplx/session_cache"
+    stored = {p for p in folder.rglob("*") if p.suffix in (".page", ".session")}
+    folders = [p for p in folder.rglob("*") if p.is_dir()]
+    path = "/admin/cache/" + next(e["id"] for e in entries(s) if e["kind"] == "turn")
+    sessions = next(p for p in folders if p.name == "sessions")
+    sessions.chmod(0o500)  # the pages can go
+    r = requests.delete(s.url + path, timeout=30)
+    said = r.json()
+    assert r.status_code == 409 and said["error"]["code"] == "denied", said
+    assert said["removed"]["ram"] is True and said["removed"]["files_left"] == 1, said
+    assert "removed from RAM" in said["error"]["message"] and "1 files are left" in said["error"]["message"]
+    assert s.get(path).json()["tiers"] == ["ssd"]
+    for p in folders:
+        p.chmod(0o500)
+    left = {p for p in stored if p.exists()}
+    for what in (path, "/admin/cache"):
+        r = requests.delete(s.url + what, timeout=30)
+        said = r.json()
+        assert r.status_code == 409 and said["removed"]["files"] == 0 < said["removed"]["files_left"], said
+        assert said["removed"]["ram"] is (what == "/admin/cache")
+        assert "nothing from the folder" in said["error"]["message"]
+        assert {p for p in stored if p.exists()} == left
+    assert all("ram" not in e["tiers"] for e in entries(s))
+    for p in folders:
+        p.chmod(0o700)
+    said = requests.delete(s.url + "/admin/cache", timeout=30).json()
+    assert said["deleted"] and said["files_left"] == 0, said
+    assert not any(p.exists() for p in stored)
+
 
 def cache(s, *args, code=0, **kw):
     done = run_mtplx("cache", *args, home=s.home, **kw)

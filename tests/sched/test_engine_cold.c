@@ -647,7 +647,7 @@ static void open_tap(void)
 
 static mx_err forget(rig *g, const mx_hash256 *id, uint64_t timeout_us)
 {
-    mx_cold_counts n;
+    mx_forgotten n;
     mx_errbuf eb = {{0}};
     mx_err err = mx_engine_forget(g->engine, id, timeout_us, &n, &eb);
     assert_true(err == MX_OK || eb.text[0] != '\0');
