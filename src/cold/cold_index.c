@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * One hash table of nodes, keyed by page identity, with the children of a node in a list. A page
- * that is only known as somebody's parent (the root, too) has a node that is not "there".
- * Identities are uniformly distributed, so eight bytes of one are its hash.
+ * One hash table of nodes, keyed by page identity. A page that is only known as somebody's parent
+ * (the root, too) has a node that is not "there". Identities are uniformly distributed, so eight
+ * bytes of one are its hash.
+ *
+ * The children of a page are asked for the one that has most in common with a prompt. A system
+ * prompt can have a hundred thousand of them, so those whose tokens are known stand in a tree in
+ * the order of their tokens: the one with the longest common prefix is next to the place where the
+ * prompt would stand, so it lies on the way down. The tree is a treap; its priorities are bytes of the
+ * identities, so it needs no balance of its own.
  *
  * A database would do the same with files of its own to lose; what is here is rebuilt from names
  * and manifests in the background after each start.
@@ -15,15 +21,23 @@
 #include "kv/kv.h"
 
 typedef struct node node;
+
+/* Of 64 tokens, and of fewer or of a number that is not known. A sweep asks for each partial page
+ * whether a full one stands beside it. */
+enum { FULL, PARTIAL, N_CLASSES };
+
+/* The children of a page that are there. */
+typedef struct family {
+    node *known[N_CLASSES];   /* roots of trees, by tokens */
+    node *unknown[N_CLASSES]; /* lists, newest first: those without tokens */
+} family;
+
 struct node {
     mx_hash256 id;
     node *next;          /* in its bucket */
-    node *parent;        /* NULL = not known */
-    node *next_sibling;
-    /* Newest first: those of 64 tokens, and those of fewer or of a number that was not known. A prompt
-     * that many conversations begin with has a partial page of each of them, and a sweep asks for each
-     * whether a full one stands beside it. */
-    node *children, *partials;
+    node *parent;        /* NULL = not known; otherwise that has a family */
+    node *before, *after; /* among its siblings: subtrees, or neighbours in the list */
+    family *children;    /* NULL = never had one */
     int32_t *tokens;     /* [n_tokens] or NULL */
     uint32_t n_tokens;   /* 0 = not known */
     uint32_t seen;       /* the scan in which it was last seen, */
@@ -120,6 +134,7 @@ mx_cold_index *mx_cold_index_create(void)
 
 static void free_node(node *n)
 {
+    mx_free(n->children);
     mx_free(n->tokens);
     mx_free(n);
 }
@@ -140,13 +155,149 @@ void mx_cold_index_destroy(mx_cold_index *ix)
     mx_free(ix);
 }
 
+/* ---- siblings -------------------------------------------------------------------------------- */
+
+static uint32_t common_tokens(const node *n, const int32_t *tokens, size_t n_tokens)
+{
+    uint32_t k = 0;
+    while (k < n_tokens && k < n->n_tokens && n->tokens[k] == tokens[k]) {
+        k++;
+    }
+    return k;
+}
+
+/* Do these tokens, of which so many are n's, stand before n? What is shorter comes first. */
+static bool is_before(const int32_t *tokens, size_t n_tokens, const node *n, uint32_t common)
+{
+    bool is_inside = common < n_tokens && common < n->n_tokens;
+    return is_inside ? tokens[common] < n->tokens[common] : n_tokens < n->n_tokens;
+}
+
+/* Of the same parent with the same tokens there is one, but where somebody forged the root. */
+static bool precedes(const node *a, const node *b)
+{
+    uint32_t common = common_tokens(b, a->tokens, a->n_tokens);
+    if (common == a->n_tokens && common == b->n_tokens) {
+        return memcmp(&a->id, &b->id, sizeof a->id) < 0;
+    }
+    return is_before(a->tokens, a->n_tokens, b, common);
+}
+
+static uint64_t priority_of(const node *n)
+{
+    return mx_get_le64(n->id.b + 8);
+}
+
+static void insert(node **root, node *n)
+{
+    node **at = root;
+    while (*at != NULL && priority_of(*at) >= priority_of(n)) {
+        at = precedes(n, *at) ? &(*at)->before : &(*at)->after;
+    }
+    node *rest = *at, **before = &n->before, **after = &n->after;
+    *at = n;
+    while (rest != NULL) { /* what was there goes to both sides */
+        if (precedes(rest, n)) {
+            *before = rest;
+            before = &rest->after;
+            rest = rest->after;
+        } else {
+            *after = rest;
+            after = &rest->before;
+            rest = rest->before;
+        }
+    }
+    *before = *after = NULL;
+}
+
+static void take_out(node **root, const node *n)
+{
+    node **at = root, *before = n->before, *after = n->after;
+    while (*at != n) {
+        at = precedes(n, *at) ? &(*at)->before : &(*at)->after;
+    }
+    while (before != NULL && after != NULL) {
+        if (priority_of(before) >= priority_of(after)) {
+            *at = before;
+            at = &before->after;
+            before = before->after;
+        } else {
+            *at = after;
+            at = &after->before;
+            after = after->before;
+        }
+    }
+    *at = before != NULL ? before : after;
+}
+
+static int class_of(const node *n)
+{
+    return n->n_tokens == MX_PAGE_TOKENS ? FULL : PARTIAL;
+}
+
+/* Before and after a change of anything that decides where n stands: is_there, parent, tokens,
+ * n_tokens. */
+static void leave_family(const node *n)
+{
+    if (!n->is_there || n->parent == NULL) {
+        return;
+    }
+    family *f = n->parent->children;
+    if (n->tokens != NULL) {
+        take_out(&f->known[class_of(n)], n);
+        return;
+    }
+    *(n->before != NULL ? &n->before->after : &f->unknown[class_of(n)]) = n->after;
+    if (n->after != NULL) {
+        n->after->before = n->before;
+    }
+}
+
+static void join_family(node *n)
+{
+    if (!n->is_there || n->parent == NULL) {
+        return;
+    }
+    family *f = n->parent->children;
+    if (n->tokens != NULL) {
+        insert(&f->known[class_of(n)], n);
+        return;
+    }
+    node **first = &f->unknown[class_of(n)];
+    n->before = NULL;
+    n->after = *first;
+    if (*first != NULL) {
+        (*first)->before = n;
+    }
+    *first = n;
+}
+
+static bool has_full_child(const node *n)
+{
+    const family *f = n->children;
+    return f != NULL && (f->known[FULL] != NULL || f->unknown[FULL] != NULL);
+}
+
+/* ---- what is there --------------------------------------------------------------------------- */
+
+static void set_there_locked(mx_cold_index *ix, node *n, bool is_there)
+{
+    if (n->is_there == is_there) {
+        return;
+    }
+    leave_family(n);
+    n->is_there = is_there;
+    n->is_synced = false;
+    join_family(n);
+    ix->n_there = is_there ? ix->n_there + 1 : ix->n_there - 1;
+}
+
 mx_err mx_cold_index_add(mx_cold_index *ix, const mx_hash256 *id, bool is_synced)
 {
     pthread_mutex_lock(&ix->lock);
     node *n = find_or_add_locked(ix, id);
     if (n != NULL && !n->is_bad) {
-        ix->n_there += !n->is_there;
-        n->is_there = true;
+        set_there_locked(ix, n, true);
         n->is_synced |= is_synced;
         n->seen = ix->scan;
     }
@@ -154,49 +305,51 @@ mx_err mx_cold_index_add(mx_cold_index *ix, const mx_hash256 *id, bool is_synced
     return n != NULL ? MX_OK : MX_E_NOMEM;
 }
 
+/* False = no memory; then nothing is changed. */
+static bool set_link(node *n, node *up, uint32_t n_tokens, const int32_t *tokens)
+{
+    bool says_itself = tokens != NULL && n_tokens > 0 && n->tokens == NULL;
+    int32_t *copy = says_itself ? mx_alloc(n_tokens * sizeof *copy) : NULL;
+    if (up->children == NULL) {
+        up->children = mx_calloc(1, sizeof *up->children);
+    }
+    if (up->children == NULL || (says_itself && copy == NULL)) {
+        mx_free(copy);
+        return false;
+    }
+    leave_family(n);
+    if (says_itself) {
+        memcpy(copy, tokens, n_tokens * sizeof *copy);
+        n->tokens = copy;
+    }
+    if (says_itself || n->tokens == NULL) {
+        n->n_tokens = n_tokens;
+    }
+    if (says_itself || n->parent == NULL) {
+        n->parent = up;
+    }
+    join_family(n);
+    return true;
+}
+
 mx_err mx_cold_index_link(mx_cold_index *ix, const mx_hash256 *id, const mx_hash256 *parent,
                           uint32_t n_tokens, const int32_t *tokens)
 {
-    mx_err err = MX_E_NOMEM;
     pthread_mutex_lock(&ix->lock);
     node *up = find_or_add_locked(ix, parent);
     node *n = up != NULL ? find_or_add_locked(ix, id) : NULL;
-    if (n != NULL && n != up) {
-        err = MX_OK;
-        if (n->tokens == NULL) { /* what a page says of itself is not changed by a hint */
-            n->n_tokens = n_tokens;
-        }
-        if (n->parent == NULL) {
-            n->parent = up;
-            node **list = n->n_tokens == MX_PAGE_TOKENS ? &up->children : &up->partials;
-            n->next_sibling = *list;
-            *list = n;
-        }
-        if (tokens != NULL && n->tokens == NULL && n_tokens > 0) {
-            n->tokens = mx_alloc(n_tokens * sizeof *tokens);
-            if (n->tokens != NULL) {
-                memcpy(n->tokens, tokens, n_tokens * sizeof *tokens);
-            } else {
-                err = MX_E_NOMEM;
-            }
-        }
-    }
+    bool is_linked = n != NULL && n != up && set_link(n, up, n_tokens, tokens);
     pthread_mutex_unlock(&ix->lock);
-    return err;
-}
-
-static void remove_locked(mx_cold_index *ix, node *n)
-{
-    if (n != NULL && n->is_there) {
-        n->is_there = n->is_synced = false;
-        ix->n_there--;
-    }
+    return is_linked ? MX_OK : MX_E_NOMEM;
 }
 
 void mx_cold_index_remove(mx_cold_index *ix, const mx_hash256 *id)
 {
     pthread_mutex_lock(&ix->lock);
-    remove_locked(ix, find_locked(ix, id));
+    node *n = find_locked(ix, id);
+    if (n != NULL) {
+        set_there_locked(ix, n, false);
+    }
     pthread_mutex_unlock(&ix->lock);
 }
 
@@ -204,8 +357,8 @@ void mx_cold_index_set_bad(mx_cold_index *ix, const mx_hash256 *id)
 {
     pthread_mutex_lock(&ix->lock);
     node *n = find_or_add_locked(ix, id); /* without memory it is read, and found bad, again */
-    remove_locked(ix, n);
     if (n != NULL) {
+        set_there_locked(ix, n, false);
         n->is_bad = true;
     }
     pthread_mutex_unlock(&ix->lock);
@@ -398,63 +551,45 @@ bool mx_cold_index_parent(mx_cold_index *ix, const mx_hash256 *id, mx_hash256 *p
     return is_known;
 }
 
-/* Of one list of children; *best only gets better. */
-static void search_locked(const node *first, const int32_t *tokens, size_t n, uint32_t min_tokens,
-                          mx_cold_child *best, mx_cold_child *unknown, size_t cap,
-                          size_t *n_unknown)
+/* Down to where the prompt would stand; *best only gets better. */
+static void search_known(const node *n, const int32_t *tokens, size_t n_tokens, mx_cold_child *best)
 {
-    for (const node *c = first; c != NULL; c = c->next_sibling) {
-        if (!c->is_there || c->n_tokens < min_tokens) {
-            continue;
-        }
-        if (c->tokens == NULL) {
-            if (*n_unknown < cap) {
-                unknown[(*n_unknown)++] = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens};
-            }
-            continue;
-        }
-        uint32_t common = 0;
-        while (common < n && common < c->n_tokens && c->tokens[common] == tokens[common]) {
-            common++;
-        }
+    while (n != NULL) {
+        uint32_t common = common_tokens(n, tokens, n_tokens);
         if (common > best->n_common) {
-            *best = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens, .n_common = common};
-            copy_next(c, best);
+            *best = (mx_cold_child){.id = n->id, .n_tokens = n->n_tokens, .n_common = common};
+            copy_next(n, best);
         } else if (best->n_common == 0 && best->n_next == 0) {
-            copy_next(c, best);
+            copy_next(n, best);
         }
+        n = is_before(tokens, n_tokens, n, common) ? n->before : n->after;
     }
 }
 
 mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
-                                       const int32_t *tokens, size_t n, uint32_t min_tokens,
+                                       const int32_t *tokens, size_t n, bool only_full,
                                        mx_cold_child *unknown, size_t cap, size_t *n_unknown)
 {
     mx_cold_child best = {0};
     *n_unknown = 0;
     pthread_mutex_lock(&ix->lock);
     const node *up = find_locked(ix, parent);
-    if (up != NULL) {
-        search_locked(up->children, tokens, n, min_tokens, &best, unknown, cap, n_unknown);
-        if (min_tokens < MX_PAGE_TOKENS) {
-            search_locked(up->partials, tokens, n, min_tokens, &best, unknown, cap, n_unknown);
+    const family *f = up != NULL ? up->children : NULL;
+    for (int k = FULL; f != NULL && k < (only_full ? PARTIAL : N_CLASSES); k++) {
+        search_known(f->known[k], tokens, n, &best);
+        for (const node *c = f->unknown[k]; c != NULL && *n_unknown < cap; c = c->after) {
+            unknown[(*n_unknown)++] = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens};
         }
     }
     pthread_mutex_unlock(&ix->lock);
     return best;
 }
 
+/* A partial page beside a full one. */
 static bool is_extendable(const node *n)
 {
-    if (!n->is_there || n->parent == NULL || n->n_tokens == 0 || n->n_tokens >= MX_PAGE_TOKENS) {
-        return false;
-    }
-    for (const node *c = n->parent->children; c != NULL; c = c->next_sibling) {
-        if (c->is_there) {
-            return true;
-        }
-    }
-    return false;
+    return n->is_there && n->parent != NULL && n->n_tokens > 0 && n->n_tokens < MX_PAGE_TOKENS
+           && has_full_child(n->parent);
 }
 
 mx_err mx_cold_index_partials(mx_cold_index *ix, mx_cold_partial **out, size_t *n)
@@ -492,9 +627,8 @@ void mx_cold_index_scan_end(mx_cold_index *ix)
     pthread_mutex_lock(&ix->lock);
     for (size_t i = 0; i < ix->n_buckets; i++) {
         for (node *n = ix->buckets[i]; n != NULL; n = n->next) {
-            if (n->is_there && n->seen != ix->scan) {
-                n->is_there = n->is_synced = false;
-                ix->n_there--;
+            if (n->seen != ix->scan) {
+                set_there_locked(ix, n, false);
             }
             if (n->manifest_seen != ix->scan) {
                 n->has_manifest = n->is_durable = false;

@@ -20,8 +20,9 @@ void mx_cold_index_destroy(mx_cold_index *ix); /* NULL is allowed */
 /* The page file is there. is_synced: its name is durable, too. MX_E_NOMEM changes nothing. A bad
  * one is not there, whoever sees its name. */
 mx_err mx_cold_index_add(mx_cold_index *ix, const mx_hash256 *id, bool is_synced);
-/* It continues `parent` with n_tokens tokens, which are copied when given (may be NULL). A link
- * alone does not say that the file is there. */
+/* It continues `parent` with n_tokens tokens. With tokens, which are copied, the page says so itself;
+ * with NULL somebody else does, and what the page says, before or after that, counts. A link alone does
+ * not say that the file is there. */
 mx_err mx_cold_index_link(mx_cold_index *ix, const mx_hash256 *id, const mx_hash256 *parent,
                           uint32_t n_tokens, const int32_t *tokens);
 /* The file is gone or bad; the link stays until the file is seen to be written again. */
@@ -66,12 +67,13 @@ typedef struct mx_cold_child {
     uint32_t n_next;   /* nothing agrees */
 } mx_cold_child;
 
-/* Among the children of `parent` that are there, have at least min_tokens and known tokens: the one
+/* Among the children of `parent` that are there and have known tokens, with only_full 64 of them: the one
  * with the longest common prefix with tokens[0..n-1] (n_common 0 = none). Those whose tokens are
- * not known go into unknown[0..*n_unknown-1] (newest first, at most cap): read their heads, link
- * them, ask again. */
+ * not known go into unknown[0..*n_unknown-1] (full ones first, of these and of the others the newest first; at
+ * most cap): read their heads, link them, ask again. Takes hardly longer for a hundred thousand children
+ * than for ten. */
 mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
-                                       const int32_t *tokens, size_t n, uint32_t min_tokens,
+                                       const int32_t *tokens, size_t n, bool only_full,
                                        mx_cold_child *unknown, size_t cap, size_t *n_unknown);
 
 /* The partial pages that are there and whose parent has a full child, too. *out is the caller's to

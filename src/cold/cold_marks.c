@@ -76,7 +76,7 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
         size_t n_unknown;
         mx_cold_child best =
             mx_cold_index_best_child(c->index, &partial->parent, page.tokens, page.n_tokens,
-                                     MX_PAGE_TOKENS, unknown, BATCH, &n_unknown);
+                                     true, unknown, BATCH, &n_unknown);
         if (best.n_common >= page.n_tokens) {
             return is_durable(s, &best.id);
         }

@@ -339,7 +339,7 @@ static mx_cold_child probe_known(mx_cold *c, const mx_cold_job *job, const mx_ha
     mx_cold_child unknown[BATCH], best = {0};
     for (int round = 0; round < ROUNDS; round++) {
         size_t n_unknown;
-        best = mx_cold_index_best_child(c->index, parent, rest, n, 1, unknown, BATCH, &n_unknown);
+        best = mx_cold_index_best_child(c->index, parent, rest, n, false, unknown, BATCH, &n_unknown);
         for (size_t i = 0; i < n_unknown; i++) {
             /* Only a manifest says that this is a child, and a manifest is a hint: what does not
              * fit is passed over, not condemned. */
