@@ -10,7 +10,6 @@
 #include "api/api_chat.h"
 
 #include "base/mem.h"
-#include "model/model_vocab.h"
 #include "test_env.h"
 
 #include <dirent.h>
@@ -21,6 +20,8 @@
 #include <time.h>
 
 #include <cmocka.h>
+
+#include "open_tokenizer.h"
 
 static const char answer_text[] = "Rivers carry salt from the rocks into the sea, the water "
                                   "evaporates, and the salt stays.";
@@ -39,25 +40,6 @@ static const mx_tokenizer *tok;
 
 /* ---- the pieces ------------------------------------------------------------------------------ */
 
-static mx_tokenizer *open_vocabulary(const char *shared)
-{
-    char path[4096];
-    mx_gguf *g = NULL;
-    mx_vocab_desc d;
-    void *memory = NULL;
-    mx_tokenizer *t = NULL;
-    mx_errbuf eb = {0};
-    snprintf(path, sizeof path, "%s/vectors/tokens/vocab/ggml-vocab-qwen2.gguf", shared);
-    if (mx_gguf_open(&g, path, &eb) != MX_OK || mx_vocab_from_gguf(g, &d, &memory, &eb) != MX_OK ||
-        mx_tokenizer_create(&t, &d, &eb) != MX_OK)
-    {
-        fail_msg("%s: %s", path, eb.text);
-    }
-    mx_free(memory);
-    mx_gguf_close(g);
-    return t;
-}
-
 /* How many tokens lie wholly in the first n bytes of the text, and in all of it. */
 static size_t count_tokens(mx_str text, size_t n, size_t *all)
 {
@@ -69,6 +51,7 @@ static size_t count_tokens(mx_str text, size_t n, size_t *all)
         at += mx_tokenizer_piece(tok, ids.ids[i], true).len;
         inside += at <= n;
     }
+    assert_int_equal(at, text.len); /* or the pieces are not the text, and the sums mean nothing */
     *all = ids.n;
     mx_tokens_free(&ids);
     return inside;
@@ -184,9 +167,9 @@ static size_t check_idle(const template_case *c, struct json_object *body, const
         fail_msg("%s: computed while idle:\n%.*s\nnext prompt:\n%.*s", c->name, (int)text.len,
                  text.ptr, (int)second.len, second.ptr);
     }
-    mx_rendered_free(&next);
     size_t all, before = count_tokens(second, text.len, &all);
     count_tokens((mx_str){second.ptr, text.len}, 0, &all);
+    mx_rendered_free(&next);
     return all - before;
 }
 
@@ -325,16 +308,32 @@ static void make_row(const template_case *c, mx_buf *row)
     }
 }
 
+static const char table_head[] = "\n| template |";
+
+/* Whether the document has a line that begins so; it is marked, so that those left at the end are
+ * lines that no template has. */
+static bool takes_row(char *doc, const char *row)
+{
+    for (char *at = doc; (at = strchr(at, '\n')) != NULL; at++) {
+        if (strncmp(at + 1, row, strlen(row)) == 0) {
+            at[1] = '#';
+            return true;
+        }
+    }
+    return false;
+}
+
 static void table_is_true(void **state)
 {
     (void)state;
     const char *shared = mx_test_shared();
     if (shared == NULL) {
-        skip();
+        mx_skip_or_fail("the templates are missing");
     }
     char folder[4096];
     size_t n_doc, n_rows = 0, n_wrong = 0;
-    tok = open_vocabulary(shared);
+    snprintf(folder, sizeof folder, "%s/vectors/tokens/vocab/ggml-vocab-qwen2.gguf", shared);
+    tok = open_tokenizer(folder);
     char *doc = slurp("docs/templates.md", &n_doc);
     snprintf(folder, sizeof folder, "%s/vectors/templates", shared);
     snprintf(folder + strlen(folder), sizeof folder - strlen(folder), "/expected");
@@ -348,7 +347,7 @@ static void table_is_true(void **state)
             open_case(&c, folder, names[i]->d_name);
             make_row(&c, &row);
             n_rows++;
-            if (strstr(doc, row.ptr) == NULL) {
+            if (!takes_row(doc, row.ptr)) {
                 n_wrong++;
                 print_message("docs/templates.md has no row that begins\n%s\n", row.ptr);
             }
@@ -358,15 +357,17 @@ static void table_is_true(void **state)
         free(names[i]);
     }
     free(names);
-    size_t n_in_doc = 0;
-    for (const char *at = doc; (at = strstr(at, " of ")) != NULL && (at = strchr(at, '\n')) != NULL;) {
-        n_in_doc++;
+    for (char *at = doc; (at = strstr(at, "\n| ")) != NULL; at++) {
+        if (strncmp(at, table_head, strlen(table_head)) != 0) {
+            n_wrong++;
+            print_message("docs/templates.md has a row of no template, or a second one:\n%.*s\n",
+                          (int)strcspn(at + 1, "\n"), at + 1);
+        }
     }
     free(doc);
     mx_tokenizer_destroy((mx_tokenizer *)(uintptr_t)tok);
     assert_true(n_rows >= 29);
     assert_int_equal(n_wrong, 0);
-    assert_true(n_in_doc >= n_rows);
 }
 
 int main(void)

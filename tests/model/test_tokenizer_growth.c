@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-#include "model/open_tokenizer.h"
+#include "open_tokenizer.h"
 
 enum { SMALL = 16 << 10, TIMES = 16, MOST = 48 };
 

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "model/open_tokenizer.h"
+#include "open_tokenizer.h"
 
 enum { MAX_TEXTS = 1000 };
 
