@@ -458,15 +458,29 @@ static void test_request_no_memory(void **state)
     }
 }
 
+/* Asked of the machine and not of the server, which would be excused by what it failed to do. */
+static bool has_ipv6_loopback(void)
+{
+    struct sockaddr_in6 a = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool is_there = fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return is_there;
+}
+
 static void test_ipv6(void **state)
 {
     (void)state;
-    start((mx_http_config){0});
-    int fd = client_connect_to(mx_http_port(server), AF_INET6);
-    if (fd < 0) {
-        print_message("no IPv6 loopback here: skipped\n");
+    if (!has_ipv6_loopback()) {
+        /* A machine without it is no broken CI: containers often have none. */
+        print_message("SKIPPED: there is no [::1] on this machine\n");
         skip();
     }
+    start((mx_http_config){0});
+    int fd = client_connect_to(mx_http_port(server), AF_INET6);
+    assert_true(fd >= 0);
     client_reply r;
     client_text(fd, "GET /six HTTP/1.1\r\nHost: [::1]:8000\r\n\r\n");
     client_read(fd, &r, false, 2000);
