@@ -499,7 +499,10 @@ static void test_small_and_vanishing_disk(void **arg)
     snprintf(disk, sizeof disk, "%s/disk", s->dir);
     assert_int_equal(mkdir(disk, 0700), 0);
     if (mount("tmpfs", disk, "tmpfs", 0, "size=256k,mode=700") != 0) {
-        print_message("skipped: a small tmpfs cannot be mounted (%s)\n", strerror(errno));
+        if (errno != EPERM) {
+            fail_msg("a small tmpfs cannot be mounted: %s", strerror(errno));
+        }
+        print_message("SKIPPED: this user may not mount a small tmpfs\n");
         skip();
     }
     snprintf(dir, sizeof dir, "%s/cache", disk);
@@ -529,18 +532,23 @@ typedef struct busy {
     atomic_bool is_over;
 } busy;
 
-/* As a server does that goes on writing: folders and files, again and again. */
+/* As a server does that goes on writing: folders and files, again and again, with pauses. Without
+ * any the next file waits at the folder's lock each time that one is deleted, and on a busy machine
+ * a thousand attempts to remove the folder can fail. */
 static void *keep_writing(void *arg)
 {
     busy *b = arg;
     char folder[600], path[700];
     snprintf(folder, sizeof folder, "%s/pages/ab", b->root_dir);
     snprintf(path, sizeof path, "%s/.tmp-1", folder);
-    while (!atomic_load(&b->is_over)) {
+    for (unsigned i = 1; !atomic_load(&b->is_over); i++) {
         (void)mkdir(folder, 0700);
         int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
         if (fd >= 0) {
             close(fd);
+        }
+        if (i % 16 == 0) {
+            usleep(50);
         }
     }
     return NULL;
