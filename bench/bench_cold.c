@@ -9,16 +9,15 @@
  * files of some model are given (plain ones, of that KV type), what is in those, over and over:
  * ratios are those of real keys and values then. FOLDER is made and removed.
  *
- *   mtplx bench_cold /var/tmp/bench_cold ~/.mtplx/session_cache/v1/HASH/pages/HH/HASH.page ...
+ *   build/bench_cold /var/tmp/bench_cold ~/.mtplx/session_cache/v1/HASH/pages/HH/HASH.page ...
  */
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "cold/cold.h"
+#include "cold_jobs.h"
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -41,38 +40,6 @@ typedef struct setup {
     uint8_t **payloads;         /* [n_pages] */
 } setup;
 
-static sem_t woken;
-
-static void wake(void *arg)
-{
-    (void)arg;
-    sem_post(&woken);
-}
-
-static void must(bool ok, const char *what)
-{
-    if (!ok) {
-        fprintf(stderr, "bench_cold: %s\n", what);
-        exit(1);
-    }
-}
-
-static mx_cold_job *wait_job(mx_cold *c)
-{
-    for (mx_cold_job *job;;) {
-        if ((job = mx_cold_poll(c)) != NULL) {
-            return job;
-        }
-        sem_wait(&woken);
-    }
-}
-
-static void run(mx_cold *c, mx_cold_job *job)
-{
-    must(mx_cold_submit(c, job) == MX_OK, "a job was not taken");
-    must(wait_job(c) == job && job->status == MX_OK, "a job failed");
-}
-
 static double thread_cpu_ms(void)
 {
     struct timespec t;
@@ -81,14 +48,6 @@ static double thread_cpu_ms(void)
 }
 
 /* ---- content --------------------------------------------------------------------------------- */
-
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
 
 /* Standard deviation about 1: the sum of 12 even numbers. */
 static float gauss(uint64_t *state)
@@ -223,7 +182,7 @@ static void write_all(const setup *s, mx_cold_compress compress, const char *nam
                            .n_tokens = MX_PAGE_TOKENS,
                            .payload = payload,
                            .page_id = s->ids[i]};
-        run(c, &job);
+        run_job(c, &job);
         us += (double)job.elapsed_us;
     }
     cpu = thread_cpu_ms() - cpu - fill;
@@ -250,13 +209,13 @@ static void read_all(const setup *s, const char *name, bool is_dropped)
                            .parent_id = s->root,
                            .tokens = s->tokens,
                            .n_tokens = s->n_pages * MX_PAGE_TOKENS};
-        run(c, &job);
+        run_job(c, &job);
         must(job.n_full == s->n_pages, "not all pages are there");
         probe = (double)job.elapsed_us < probe ? (double)job.elapsed_us : probe;
         job.kind = MX_COLD_READ;
         job.payloads = s->payloads;
         double cpu = thread_cpu_ms();
-        run(c, &job);
+        run_job(c, &job);
         cpu = thread_cpu_ms() - cpu;
         must(job.n_read == s->n_pages, "not all pages were read");
         ms[round] = (double)job.elapsed_us / 1000;
@@ -305,24 +264,30 @@ int main(int argc, char **argv)
     static const struct { const char *name; mx_cold_compress value; } methods[] = {
         {"plain", MX_COLD_COMPRESS_OFF}, {"lz4", MX_COLD_COMPRESS_LZ4},
         {"zstd", MX_COLD_COMPRESS_ZSTD}};
+    static const char usage[] =
+        "usage: bench_cold FOLDER [--pages N] [--kv-type f16|f32|q8] [--rounds N] [PAGE-FILE...]";
     setup s = {.n_pages = 128, .n_rounds = 5, .shape = {28, 8, 128, MX_KV_F16, 0}};
     int at = 2;
-    must(argc >= 2, "usage: bench_cold FOLDER [--pages N] [--kv-type T] [--rounds N] [PAGE-FILE...]");
+    must(argc >= 2 && argv[1][0] != '-', usage);
     s.dir = argv[1];
-    for (; at + 1 < argc && argv[at][0] == '-'; at += 2) {
+    for (; at < argc && argv[at][0] == '-'; at += 2) {
+        const char *word = at + 1 < argc ? argv[at + 1] : "";
         if (strcmp(argv[at], "--pages") == 0) {
-            s.n_pages = strtoull(argv[at + 1], NULL, 10);
+            s.n_pages = strtoull(word, NULL, 10);
         } else if (strcmp(argv[at], "--rounds") == 0) {
-            s.n_rounds = atoi(argv[at + 1]);
-        }
-        for (size_t i = 0; strcmp(argv[at], "--kv-type") == 0 && i < MX_COUNT(types); i++) {
-            if (strcmp(argv[at + 1], types[i].name) == 0) {
-                s.shape.type = types[i].type;
+            s.n_rounds = atoi(word);
+        } else {
+            size_t i = 0;
+            while (i < MX_COUNT(types) && strcmp(word, types[i].name) != 0) {
+                i++;
             }
+            must(strcmp(argv[at], "--kv-type") == 0 && i < MX_COUNT(types), usage);
+            s.shape.type = types[i].type;
         }
     }
     must(s.n_pages > 0 && s.n_rounds > 0 && s.n_rounds <= MAX_ROUNDS, "what number is that?");
-    sem_init(&woken, 0, 0);
+    must(access(s.dir, F_OK) != 0, "that folder is there already, and would be removed");
+    jobs_begin();
     mx_log_set_level(MX_LOG_ERROR);
     prepare(&s, argc - at, argv + at);
     printf("%zu pages of %.2f MB, %s\n", s.n_pages, (double)s.page_bytes * 1e-6,

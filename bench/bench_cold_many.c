@@ -14,12 +14,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "cold/cold.h"
 #include "cold/cold_format.h"
+#include "cold_jobs.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -28,29 +27,6 @@
 enum { PROMPT_TOKENS = 2 * MX_PAGE_TOKENS, N_LOOKUPS = 2000 };
 
 static const mx_kv_shape shape = {.n_layers = 2, .n_kv_heads = 1, .head_dim = 8, .type = MX_KV_F16};
-static sem_t woken;
-
-static void wake(void *arg)
-{
-    (void)arg;
-    sem_post(&woken);
-}
-
-static void must(bool ok, const char *what)
-{
-    if (!ok) {
-        fprintf(stderr, "bench_cold_many: %s\n", what);
-        exit(1);
-    }
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
@@ -158,6 +134,15 @@ static void make_folder(const char *top, const mx_hash256 *root, size_t n_entrie
     mx_free(zeros);
 }
 
+static bool is_ours(const char *top, const mx_hash256 *root)
+{
+    char hex[65], path[4400];
+    struct stat st;
+    mx_hash256_hex(root, hex);
+    snprintf(path, sizeof path, "%s/v1/%s", top, hex);
+    return stat(path, &st) == 0;
+}
+
 static bool drop_caches(void)
 {
     sync();
@@ -196,11 +181,7 @@ static uint64_t look_up(mx_cold *c, const mx_hash256 *root, const entry *e, size
                        .tokens = e->tokens,
                        .n_tokens = PROMPT_TOKENS};
     uint64_t start = mx_now_us();
-    must(mx_cold_submit(c, &job) == MX_OK, "a job was not taken");
-    while (mx_cold_poll(c) == NULL) {
-        sem_wait(&woken);
-    }
-    must(job.status == MX_OK, "a job failed");
+    run_job(c, &job);
     *n = job.n_full * MX_PAGE_TOKENS + job.tail_rows;
     return mx_now_us() - start;
 }
@@ -277,9 +258,11 @@ static void measure(const char *dir, const mx_hash256 *root, size_t n_entries, s
 
 int main(int argc, char **argv)
 {
+    static const char usage[] =
+        "usage: bench_cold_many FOLDER [--entries N] [--stems N] [--keep]";
     size_t n_entries = 100000, n_stems = 100;
     bool is_kept = false;
-    must(argc >= 2, "usage: bench_cold_many FOLDER [--entries N] [--stems N] [--keep]");
+    must(argc >= 2 && argv[1][0] != '-', usage);
     for (int i = 2; i < argc; i++) {
         if (strcmp(argv[i], "--keep") == 0) {
             is_kept = true;
@@ -287,16 +270,19 @@ int main(int argc, char **argv)
             n_entries = strtoull(argv[++i], NULL, 10);
         } else if (i + 1 < argc && strcmp(argv[i], "--stems") == 0) {
             n_stems = strtoull(argv[++i], NULL, 10);
+        } else {
+            must(false, usage);
         }
     }
     must(n_stems > 0 && n_stems <= n_entries, "what number is that?");
     mx_hash256 root = mx_sha256_of("bench_cold_many", 15);
     struct stat st;
-    sem_init(&woken, 0, 0);
+    jobs_begin();
     mx_log_set_level(MX_LOG_WARN);
     if (stat(argv[1], &st) != 0) {
         make_folder(argv[1], &root, n_entries, n_stems);
     }
+    must(is_ours(argv[1], &root), "that folder was not made by this bench, and would be removed");
     printf("%zu entries on %zu stems\n", n_entries, n_stems);
     measure(argv[1], &root, n_entries, n_stems);
     if (!is_kept) {
