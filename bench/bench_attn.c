@@ -205,6 +205,7 @@ static void bench(const mx_kern *k, mx_kv_type type, const shape *s, double roof
 int main(int argc, char **argv)
 {
     static const mx_cpu_level levels[] = {MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    size_t n_measured = 0;
     mx_kern_thread_init();
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
         const mx_kern *k = mx_kern_get(levels[l]);
@@ -217,9 +218,15 @@ int main(int argc, char **argv)
             for (size_t i = 0; i < MX_COUNT(shapes); i++) {
                 if (argc < 3 || strcmp(argv[2], mx_kv_type_name((mx_kv_type)t)) == 0) {
                     bench(k, (mx_kv_type)t, &shapes[i], roof_rate);
+                    n_measured++;
                 }
             }
         }
+    }
+    if (n_measured == 0) {
+        fprintf(stderr, "bench_attn: this machine has no such level (portable is not measured), or "
+                "there is no such type; usage: bench_attn [LEVEL [TYPE]]\n");
+        return 1;
     }
     return 0;
 }

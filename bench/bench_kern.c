@@ -5,13 +5,14 @@
  * weights in decode (1, 2, 4 rows) for each type; conversions in ns. bench_attn has attention.
  * Time is the thread's CPU time, best of some repetitions, so that neighbours disturb little.
  *
- *   bench_kern [LEVEL] [TYPE] [BITS]      e.g. bench_kern avx2 Q4_1 8 (bits of the activations)
+ *   bench_kern [LEVEL [TYPE [BITS]]]      e.g. bench_kern avx2 Q4_1 8 (bits of the activations)
  */
 #include "base/mem.h"
 #include "kernels/kern.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 #include <time.h>
 
 enum { REPETITIONS = 5 };
@@ -196,6 +197,7 @@ static void bench_vectors(const mx_kern *k)
 int main(int argc, char **argv)
 {
     static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    size_t n_measured = 0;
     mx_kern_thread_init();
     act_type = argc > 3 && strcmp(argv[3], "8") == 0 ? MX_ACT_8 : MX_ACT_16;
     for (size_t l = 0; l < MX_COUNT(levels); l++) {
@@ -204,8 +206,9 @@ int main(int argc, char **argv)
             continue;
         }
         for (size_t t = 0; t < MX_COUNT(types); t++) {
-            if (argc < 3 || strcmp(argv[2], mx_qtype_get(types[t])->name) == 0) {
+            if (argc < 3 || strcasecmp(argv[2], mx_qtype_get(types[t])->name) == 0) {
                 bench_matmul(k, types[t]);
+                n_measured++;
             }
         }
         if (argc < 3) {
@@ -213,6 +216,11 @@ int main(int argc, char **argv)
             bench_gdn(k, 512);
             bench_gdn(k, 1);
         }
+    }
+    if (n_measured == 0) {
+        fprintf(stderr, "bench_kern: this machine has no such level, or there is no such type; "
+                "usage: bench_kern [LEVEL [TYPE [BITS]]]\n");
+        return 1;
     }
     return 0;
 }
