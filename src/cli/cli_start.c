@@ -298,6 +298,30 @@ static mx_err start_engine(server *s, mx_errbuf *eb)
     return MX_OK;
 }
 
+/* Where conversations are kept, as far as it is known: the folder may hang. */
+static void print_kept(const server *s)
+{
+    enum { LOOK_MS = 1000 };
+    mx_cold_stats cold = {0};
+    mx_cold *c = mx_engine_cold(s->engine);
+    if (c == NULL) {
+        printf("Conversations are kept in RAM only, until the server ends.\n");
+        return;
+    }
+    for (int ms = 0; !cold.is_looked_at && ms < LOOK_MS; ms += 5) {
+        usleep(ms > 0 ? 5000 : 0);
+        mx_cold_get_stats(c, &cold);
+    }
+    if (cold.is_degraded) {
+        printf("Conversations are kept in RAM only: %s (--ssd-session-cache-dir DIR: another folder; "
+               "this one is tried again every 30 s).\n", cold.degraded_reason);
+    } else {
+        printf("Conversations are kept in %s%s (--ssd-session-cache off: not at all; "
+               "`mtplx cache rm --all` removes them).\n", s->cache_dir,
+               cold.is_looked_at ? "" : ", which has not answered yet");
+    }
+}
+
 /* What to try next, on stdout; a line that works when pasted. */
 static void print_ready(const server *s)
 {
@@ -312,10 +336,8 @@ static void print_ready(const server *s)
            "[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":100}'\n\n",
            mx_model_get_config(s->model)->name, url, url,
            s->settings.api_keys.n > 0 ? "-H \"Authorization: Bearer $MTPLX_API_KEY\" " : "");
-    if (s->settings.ssd_mode != MX_COLD_OFF) {
-        printf("Conversations are kept in %s (--ssd-session-cache off: not at all; "
-               "`mtplx cache rm --all` removes them).\nStop with Ctrl-C.\n", s->cache_dir);
-    }
+    print_kept(s);
+    printf("Stop with Ctrl-C.\n");
     fflush(stdout);
 }
 

@@ -8,6 +8,7 @@
  */
 #include "cold/cold_sweep.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,6 +165,30 @@ static void forget_all(mx_cold *c)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* After the start: can files be kept here at all? Else the first request would find out, and until then
+ * people would be told that their conversations are kept. */
+static void look_first(mx_sweep *s)
+{
+    mx_cold *c = s->c;
+    mx_errbuf eb;
+    pthread_mutex_lock(&c->lock);
+    bool is_looked_at = c->stats.is_looked_at;
+    pthread_mutex_unlock(&c->lock);
+    if (is_looked_at) {
+        return;
+    }
+    mx_err err = mx_cold_folder_top(s->f, &eb);
+    if (err == MX_OK && faccessat(s->f->top_fd, ".", W_OK | X_OK, AT_EACCESS) != 0) {
+        err = mx_fail_errno(&eb, mx_cold_errno(errno), errno, "cannot write in %s", c->dir);
+    }
+    if (err != MX_OK) {
+        mx_cold_failed(c, MX_COLD_WRITING, eb.text);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->stats.is_looked_at = true;
+    pthread_mutex_unlock(&c->lock);
+}
+
 void mx_cold_sweep_once(mx_cold *c)
 {
     mx_sweep *s = mx_calloc(1, sizeof *s);
@@ -178,6 +203,7 @@ void mx_cold_sweep_once(mx_cold *c)
     s->delete_age_s = c->tuning.delete_age_s;
     s->orphan_age_s = c->tuning.orphan_age_s;
     s->ttl_s = c->ttl_s;
+    look_first(s);
     mx_err err = mx_cold_folder_ready(s->f, false, &eb);
     if (err == MX_OK) {
         run(s);

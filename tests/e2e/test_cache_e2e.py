@@ -5,12 +5,14 @@ the same wherever it came from."""
 import json
 import os
 import random
+import re
 import threading
+import time
 
 import pytest
 import requests
 
-from conftest import EXACT, run_mtplx, text_of
+from conftest import EXACT, OBEY_MODES, run_mtplx, text_of
 
 
 def conversation(seed, n_words=110):
@@ -373,6 +375,31 @@ def test_damaged_files(start, tmp_path, damage):
     assert s.stop() == 0
 
 
+def said(s):
+    """What a start tells people about where conversations are kept."""
+    until = time.monotonic() + 10
+    while not any("Ctrl-C" in line for line in s.out_lines):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return next(line for line in s.out_lines if line.startswith("Conversations are kept"))
+
+
+def test_start_says_where_conversations_are_kept(start, tmp_path):
+    s = start()
+    folder = s.home / ".mtplx/session_cache"
+    assert f"kept in {folder} (" in said(s) and s.stop() == 0
+    s = start("--ssd-session-cache", "off")
+    assert "kept in RAM only, until" in said(s) and s.stop() == 0
+    folder.chmod(0o500)  # was used before, and cannot be written now
+    s = start(before=OBEY_MODES)
+    assert "kept in RAM only: cannot" in said(s) and "Permission denied" in said(s)
+    assert s.info()["ssd"]["is_degraded"]
+    assert s.stop() == 0
+    folder.chmod(0o777)
+    s = start()
+    assert "kept in RAM only" in said(s) and "others can write" in said(s), said(s)
+
+
 def test_unusable_folder_serves_from_ram(start, tmp_path):
     blocked = tmp_path / "blocked"
     if os.getuid() == 0:
@@ -381,6 +408,7 @@ def test_unusable_folder_serves_from_ram(start, tmp_path):
         blocked.mkdir()
         blocked.chmod(0o500)
     s = start("--ssd-session-cache-dir", str(blocked), *EXACT)
+    assert re.search(r"kept in RAM only: cannot .*mtplx-cache|kept in RAM only: cannot .*blocked", said(s))
     chat = conversation(13, 50)
     cold, warm = s.chat(chat), s.chat(chat)
     assert (cold.mode, warm.mode) == ("cold", "warm_prefix") and cold.text == warm.text
