@@ -30,7 +30,7 @@ typedef struct options {
     const char *file; /* the second operand */
     bool all, quarantine, recompute;
     bool is_named; /* dir is not the default */
-    uint64_t max_size, ttl_s;
+    uint64_t max_size, ttl_s, write_budget;
     uint64_t kv_type, act_type, threads;
 } options;
 
@@ -49,6 +49,9 @@ static const mx_option rows[] = {
      "gc and import: the limit; without it MTPLX_SSD_SESSION_CACHE_MAX_SIZE, or else there is none"},
     {"ssd-session-cache-ttl", OPT_TIME, AT(ttl_s), "TIME", "0", 0, 0, NULL,
      "gc: what was not used for so long (30d, 12h) goes; without it MTPLX_SSD_SESSION_CACHE_TTL"},
+    {"ssd-write-budget", OPT_SIZE, AT(write_budget), "SIZE", "0", MX_SIZE_MIN, 0, NULL,
+     "import: bytes that are written to the folder in a day (UTC), by servers and imports together; without it "
+     "MTPLX_SSD_WRITE_BUDGET, or else there is no limit"},
     {"url", OPT_TEXT, AT(url), "URL", "http://127.0.0.1:8000", 0, 0, NULL,
      "explain: the running server"},
     {"admin-key", OPT_SECRET, AT(admin_key), "KEY", NULL, 0, 0, NULL,
@@ -277,6 +280,16 @@ static mx_err check_limit(options *o, const char *operand, mx_errbuf *eb)
                                             : MX_OK;
 }
 
+static mx_err check_import(options *o, const char *operand, mx_errbuf *eb)
+{
+    static const char name[] = "MTPLX_SSD_WRITE_BUDGET";
+    const char *text = given_or_env(NULL, name);
+    MX_TRY(check_limit(o, operand, eb));
+    return o->write_budget == 0 && text != NULL
+               ? mx_read_size(name, text, MX_SIZE_MIN, &o->write_budget, eb)
+               : MX_OK;
+}
+
 static mx_err check_gc(options *o, const char *operand, mx_errbuf *eb)
 {
     const char *ttl = given_or_env(NULL, "MTPLX_SSD_SESSION_CACHE_TTL");
@@ -350,6 +363,7 @@ static mx_cli_transfer transfer_of(const options *o)
                              .act_type = o->act_type,
                              .threads = o->threads,
                              .max_size = o->max_size,
+                             .write_budget = o->write_budget,
                              .recompute = o->recompute};
 }
 
@@ -390,7 +404,7 @@ static const action actions[] = {
     {"rm", "ID|--all", "remove an entry, or everything", 0, check_rm, run_rm},
     {"export", "ID FILE", "write an entry into a new file, for another machine with the same model", 2,
      check_name, run_export},
-    {"import", "FILE", "check such a file and take it in", 1, check_limit, run_import},
+    {"import", "FILE", "check such a file and take it in", 1, check_import, run_import},
     {"explain", "FILE.json", "what a running server would reuse of this request body, and why not more",
      1, check_explain, run_explain},
 };

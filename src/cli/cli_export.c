@@ -224,6 +224,7 @@ static mx_err take_in(const mx_cli_transfer *t, const loaded *l, mx_import *im, 
     mx_cold_config cfg = {.mode = MX_COLD_WRITE_ONLY,
                           .dir = t->dir,
                           .max_bytes = t->max_size != 0 ? t->max_size : UINT64_MAX,
+                          .write_budget = t->write_budget,
                           .root = l->root,
                           .auth_key = object_key(t)};
     /* Which tokens answer which text cannot be computed again, so that is not believed either. */

@@ -17,6 +17,7 @@ typedef struct mx_cli_transfer {
     const char *model;         /* NULL = the default model */
     uint64_t kv_type, act_type, threads;
     uint64_t max_size;         /* of the folder; 0 = no limit */
+    uint64_t write_budget;     /* bytes a day; 0 = no limit */
     bool recompute;
 } mx_cli_transfer;
 

@@ -96,7 +96,8 @@ mx_err mx_import_payload(mx_import *im, uint32_t i, const uint8_t **payload, siz
 /* Writes the conversation into cfg->dir under `root` (cfg->root is that without the salt), through
  * the writer of a cold tier that is opened for it: files that are there are kept, the rest is
  * durable at MX_OK. with_turns: also which tokens are an answer to which text. cfg->wake is not
- * used. MX_E_FULL: over cfg->max_bytes, or the disk is full; what was written stays. */
+ * used. MX_E_FULL: over cfg->max_bytes, or the disk is full; MX_E_LIMIT: over cfg->write_budget.
+ * What was written stays, and is not written again by another attempt. */
 mx_err mx_import_write(mx_import *im, const mx_cold_config *cfg, const mx_hash256 *root,
                        bool with_turns, mx_hash256 *id, mx_errbuf *eb);
 

@@ -193,6 +193,10 @@ static mx_err run(taking *t, mx_cold_job *job, mx_errbuf *eb)
     if (err == MX_OK) {
         return MX_OK;
     }
+    if (err == MX_E_LIMIT) {
+        return mx_fail(eb, err, "the folder's write budget of today is used up (--ssd-write-budget): what "
+                       "was taken in so far is kept, import the file again after midnight UTC for the rest");
+    }
     mx_cold_get_stats(t->cold, &stats);
     if (stats.degraded_reason[0] != '\0') {
         return mx_fail(eb, err, "%s", stats.degraded_reason);

@@ -7,6 +7,7 @@
 #define HELP_COMPRESS MX_COLD_COMPRESS_LZ4
 #include "cold/cold_help.h"
 
+#include "base/clock.h"
 #include "cold/cold_export.h"
 
 enum { N_TOKENS = 3 * 64 + 11, N_VOCAB = 49152, FILE_CAP = 1 << 20 };
@@ -221,6 +222,33 @@ static void test_over_the_limit(void **arg)
     assert_int_equal(help_count(s->to_dir, ".session"), 0);
 }
 
+/* The same file on the days that follow: each writes what is missing, as far as its budget goes. */
+static void test_goes_on_after_the_days_budget(void **arg)
+{
+    state *s = *arg;
+    s->to.write_budget = 10500; /* two pages, or three */
+    s->to.compress = MX_COLD_COMPRESS_OFF;
+    size_t n_before = 0, n_days = 1;
+    while (import(s) == MX_E_LIMIT) {
+        assert_non_null(strstr(why.text, "--ssd-write-budget"));
+        size_t n = count_objects(s);
+        assert_true(n > n_before && n <= n_before + 3);
+        assert_int_equal(help_count(s->to_dir, ".session"), 0);
+        assert_int_equal(import(s), MX_E_LIMIT); /* still the same day */
+        assert_int_equal(count_objects(s), n);
+        n_before = n;
+        n_days++;
+        char path[300], line[64];
+        snprintf(path, sizeof path, "%s/v1/written.txt", s->to_dir);
+        int n_line = snprintf(line, sizeof line, "day %lld bytes 10000\n",
+                              (long long)(mx_wall_s() / 86400 - 1));
+        help_spill(path, (const uint8_t *)line, (size_t)n_line);
+    }
+    assert_string_equal(why.text, "");
+    assert_true(n_days > 1);
+    assert_int_equal(help_count(s->to_dir, ".session"), 1);
+}
+
 /* ---- out ------------------------------------------------------------------------------------- */
 
 static void damage(const char *path, void *arg)
@@ -403,6 +431,7 @@ int main(void)
         T(test_without_turns),
         T(test_what_is_there_stays),
         T(test_over_the_limit),
+        T(test_goes_on_after_the_days_budget),
         cmocka_unit_test_setup_teardown(test_damage_is_not_exported, setup, teardown),
         T(test_every_truncation),
         T(test_every_flip),

@@ -71,6 +71,8 @@ USAGE = [
      {"MTPLX_SSD_SESSION_CACHE_MAX_SIZE": "10"}),
     ("cache import {0}/none", "MTPLX_SSD_SESSION_CACHE_MAX_SIZE", {"MTPLX_SSD_SESSION_CACHE_MAX_SIZE": "x"}),
     ("cache import", "the file", {}),
+    ("cache import {0}/none --ssd-write-budget 10", "give the unit", {}),
+    ("cache import {0}/none", "MTPLX_SSD_WRITE_BUDGET", {"MTPLX_SSD_WRITE_BUDGET": "x"}),
     ("cache export 0123456789", "new file", {}),
     ("cache export what {0}/out", "not the name", {}),
     ("cache explain", "a file", {}),

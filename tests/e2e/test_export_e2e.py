@@ -113,6 +113,22 @@ def test_recompute_believes_tokens_only(start, other, tmp_path):
     assert warm.mode == "ssd" and warm.cached >= cold.prompt - 1 and scores(warm) == scores(cold)
 
 
+def test_the_days_write_budget(start, other, tmp_path):
+    file, plain = tmp_path / "talk.mtplx", ("--model", str(MODEL))
+    s = start(*EXACT)
+    s.chat(CHAT, **SCORED)
+    assert s.stop() == 0
+    export(s.home, entry_of(s.home, "turn"), file, *plain)
+    for budget in (("--ssd-write-budget", "2M"), ()):  # a page is 1.4 MiB
+        said = take_in(other, file, *plain, *budget, code=1, env={"MTPLX_SSD_WRITE_BUDGET": "1500K"})
+        assert "midnight" in said and [p.suffix for p in stored(other)] == [".page"]
+    account = other / ".mtplx/session_cache/v1/written.txt"
+    before = int(account.read_text().split()[-1])
+    take_in(other, file, *plain, "--ssd-write-budget", "100M")
+    rest = sum(p.stat().st_size for p in stored(other) if p.suffix == ".page")
+    assert before < 2**21 and int(account.read_text().split()[-1]) == rest
+
+
 def test_recurrent_model(start, hybrid, other, tmp_path):  # noqa: F811
     file = tmp_path / "talk.mtplx"
     s = start(*EXACT, model=hybrid)
