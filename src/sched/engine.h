@@ -130,6 +130,8 @@ typedef struct mx_output {
     int32_t *ids;            /* [n_ids] */
     size_t n_ids, ids_cap;
     mx_finish finish;        /* NONE while running; set once everything was read */
+    mx_str stop;             /* the stop string that ended it, borrowed from the request; empty =
+                                none */
     mx_err error;            /* when finish is ERROR: MX_E_NONFINITE, MX_E_NOMEM, ... */
     char error_text[256];
 } mx_output;

@@ -197,6 +197,7 @@ void mx_request_read(mx_request *r, mx_output *out)
         .ids = out->ids,
         .ids_cap = out->ids_cap,
         .finish = fresh.finish,
+        .stop = fresh.stop,
         .error = fresh.error,
     };
     memcpy(r->out.error_text, fresh.error_text, sizeof fresh.error_text);
@@ -304,6 +305,7 @@ bool mx_request_emit(mx_request *r, const mx_sample *s)
     pthread_mutex_lock(&r->mu);
     bool ok = push_id(&r->out, s->token);
     bool is_stop = mx_text_push(&r->text, piece, &r->out.text);
+    r->out.stop = r->text.stop;
     if (r->params.sampling.want_logprobs) {
         ok = ok && hold_token(r, s, piece, clean_before) && release_tokens_locked(r, is_stop);
         if (is_stop) {
@@ -325,6 +327,7 @@ void mx_request_flush_text(mx_request *r)
 {
     pthread_mutex_lock(&r->mu);
     mx_text_finish(&r->text, &r->out.text);
+    r->out.stop = r->text.stop;
     if (r->params.sampling.want_logprobs) {
         release_tokens_locked(r, true);
     }

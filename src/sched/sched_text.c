@@ -46,7 +46,7 @@ static void release(mx_text *t, size_t n, mx_buf *out)
 /* Where the stop string begins that is complete first; held.len = none. Which one that is depends on
  * the text alone, not on how it arrived: the smallest end behind `old` counts (before it there was
  * none), and of several that end there the longest. */
-static size_t find_stop(const mx_text *t, size_t old)
+static size_t find_stop(const mx_text *t, size_t old, mx_str *found)
 {
     for (size_t end = old + 1; end <= t->held.len; end++) {
         size_t longest = 0;
@@ -56,6 +56,7 @@ static size_t find_stop(const mx_text *t, size_t old)
                 memcmp(t->held.ptr + end - s.len, s.ptr, s.len) == 0)
             {
                 longest = s.len;
+                *found = s;
             }
         }
         if (longest > 0) {
@@ -87,7 +88,7 @@ static bool advance(mx_text *t, size_t n, bool is_last, mx_buf *out)
     mx_utf8_append_clean(&t->held, t->raw.ptr, n);
     drop_front(&t->raw, n);
     t->n_clean += t->held.len - old;
-    size_t at = find_stop(t, old);
+    size_t at = find_stop(t, old, &t->stop);
     if (at < t->held.len) {
         release(t, at, out);
         mx_buf_clear(&t->held);

@@ -18,6 +18,7 @@ typedef struct mx_text {
     mx_buf held;          /* clean text that could still become a stop string */
     uint64_t n_clean;     /* clean bytes produced so far, held ones included */
     uint64_t n_released;  /* of which were handed out */
+    mx_str stop;          /* the stop string that was found; empty = none */
 } mx_text;
 
 void mx_text_init(mx_text *t, const mx_str *stops, size_t n_stops);

@@ -85,6 +85,7 @@ static void feed(const text_case *c, uint32_t seed, mx_buf *out, bool *stopped)
     }
     assert_false(mx_text_failed(&t));
     assert_int_equal(t.n_released, out->len);
+    assert_int_equal(t.stop.len > 0, *stopped);
     mx_text_free(&t);
 }
 
@@ -130,11 +131,31 @@ static void text_is_not_held_without_need(void **state)
     mx_text_free(&t);
 }
 
+/* Of several that end at one place the longest was meant. */
+static void the_stop_string_is_named(void **state)
+{
+    (void)state;
+    mx_str stops[] = {MX_STR("no"), MX_STR("op"), MX_STR("stop")};
+    for (size_t first = 0; first < MX_COUNT(stops); first++) {
+        mx_str order[3] = {stops[first], stops[(first + 1) % 3], stops[(first + 2) % 3]};
+        mx_text t;
+        mx_buf out = {0};
+        mx_text_init(&t, order, 3);
+        assert_false(mx_text_push(&t, MX_STR("a st"), &out));
+        assert_int_equal(t.stop.len, 0);
+        assert_true(mx_text_push(&t, MX_STR("op no"), &out));
+        assert_true(mx_str_eq(t.stop, MX_STR("stop")));
+        mx_buf_free(&out);
+        mx_text_free(&t);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_cut_gives_the_same),
         cmocka_unit_test(text_is_not_held_without_need),
+        cmocka_unit_test(the_stop_string_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
