@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * A running answer: one engine request per prompt, and their output turned into one JSON object or
- * a stream of server-sent events. The ids of the answer are put behind those of its prompt and
+ * A running answer: one engine request per prompt, and their output. What it looks like to the
+ * client is the business of its surface (api_answer_openai.c). The ids of the answer are put behind those of its prompt and
  * remembered (api_recall.h) before the client can see the end: its next request may come at once.
  *
  * Made on a worker (mx_api_answer), then owned by the HTTP loop thread: pull and closed run there.
  * The engine thread only reaches the waker. After mx_http_stream or mx_http_defer the worker must
  * not touch the answer again: it may be over already.
  */
-#include "api/api_state.h"
-#include "api/api_tools.h"
-#include "api/api_write.h"
+#include "api/api_answer.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -21,39 +19,7 @@
 
 enum { KEEP_ALIVE_MS = 10000 };
 
-typedef struct choice {
-    mx_output out;
-    mx_prompt prompt;            /* taken over; the ids of the answer behind its own */
-    size_t n_prompt;
-    bool keeps_ids;
-    mx_finish finish;
-    mx_buf text;      /* collected text of an answer that is not streamed, or may hold calls */
-    size_t n_sent;    /* of it, when streamed */
-    mx_tool_calls calls; /* found at its end, when the request has tools */
-    uint8_t nonce[MX_TURN_NONCE];
-    mx_logprobs logprobs;
-} choice;
-
-typedef struct answer {
-    mx_api *api;
-    mx_waker *waker;
-    const mx_tokenizer *tokenizer;
-    bool is_chat, stream, include_usage, want_logprobs;
-    bool has_tools;              /* the answer may call some */
-    bool has_begun;              /* the role chunk was sent */
-    unsigned status;             /* what the log says */
-    mx_prompt_rules rules;
-    const mx_hash256 *salt;
-    mx_reply reply;              /* of a chat whose replay may be computed while idle */
-    uint64_t received_us;
-    char request_id[48];
-    mx_buf head;                 /* {"id":...,"system_fingerprint":"..." */
-    size_t n;
-    mx_request **requests;       /* [n] */
-    choice *choices;             /* [n] */
-} answer;
-
-static void answer_free(answer *s)
+static void answer_free(mx_answer *s)
 {
     if (s->waker != NULL) {
         mx_waker_put(s->api, s->waker);
@@ -77,7 +43,7 @@ static void answer_free(answer *s)
     mx_free(s);
 }
 
-static void sum_usage(const answer *s, mx_usage *u)
+void mx_answer_sum_usage(const mx_answer *s, mx_usage *u)
 {
     *u = (mx_usage){.prompt_source = "client", .tokenizer = s->tokenizer,
                     .hides_stored = mx_api_hides_stored(s->api)};
@@ -95,11 +61,10 @@ static void sum_usage(const answer *s, mx_usage *u)
 
 /* ---- finishing ------------------------------------------------------------------------------- */
 
-/* The first request that failed, as a problem; false = none has. */
-static bool find_problem(answer *s, mx_problem *p)
+bool mx_answer_find_problem(mx_answer *s, mx_problem *p)
 {
     for (size_t i = 0; i < s->n; i++) {
-        choice *c = &s->choices[i];
+        mx_choice *c = &s->choices[i];
         if (c->finish == MX_FINISH_CANCELLED) {
             mx_problem_set(p, 503, "stopping", NULL, "the request was stopped because the server "
                            "is shutting down");
@@ -118,7 +83,7 @@ static bool find_problem(answer *s, mx_problem *p)
     return false;
 }
 
-static void cancel_all(answer *s)
+void mx_answer_cancel(mx_answer *s)
 {
     for (size_t i = 0; i < s->n; i++) {
         if (s->requests[i] != NULL) {
@@ -129,7 +94,7 @@ static void cancel_all(answer *s)
 
 /* ---- remembering ----------------------------------------------------------------------------- */
 
-static void remember(answer *s, choice *c)
+static void remember(mx_answer *s, mx_choice *c)
 {
     if (c->prompt.is_kept) {
         mx_recall_store(s->api->recall, &s->rules.scope, &c->prompt.turns, c->prompt.tokens.ids,
@@ -140,7 +105,7 @@ static void remember(answer *s, choice *c)
 
 /* Puts the ids that were read behind those of the prompt; gives up for good when there is no
  * memory. */
-static void take_answer(answer *s, choice *c)
+static void take_answer(mx_answer *s, mx_choice *c)
 {
     for (size_t i = 0; c->keeps_ids && i < c->out.n_ids; i++) {
         c->keeps_ids = mx_tokens_push(&c->prompt.tokens, c->out.ids[i]) == MX_OK;
@@ -160,22 +125,21 @@ static void take_answer(answer *s, choice *c)
 
 /* The client has gone. What was sampled for it is kept, whether it has seen it or not: it may have
  * stopped the answer to go on from there, or ask again. */
-static void remember_all(answer *s)
+static void remember_all(mx_answer *s)
 {
     for (size_t i = 0; i < s->n; i++) {
-        choice *c = &s->choices[i];
+        mx_choice *c = &s->choices[i];
         if (c->finish != MX_FINISH_ERROR && c->prompt.tokens.n > c->n_prompt) {
             remember(s, c);
         }
     }
 }
 
-/* Reads what there is. True when every choice has ended or one has failed. */
-static bool read_choices(answer *s)
+bool mx_answer_read(mx_answer *s)
 {
     bool all_ended = true, any_failed = false;
     for (size_t i = 0; i < s->n; i++) {
-        choice *c = &s->choices[i];
+        mx_choice *c = &s->choices[i];
         if (c->finish != MX_FINISH_NONE) {
             mx_buf_clear(&c->out.text);
             c->out.n_tokens = 0;
@@ -199,98 +163,7 @@ static bool read_choices(answer *s)
     return all_ended || any_failed;
 }
 
-/* ---- one object ------------------------------------------------------------------------------ */
-
-static const char *finish_reason(const choice *c)
-{
-    return c->calls.n > 0 ? "tool_calls" : mx_finish_name(c->finish);
-}
-
-static void write_choice(answer *s, size_t i, mx_buf *b)
-{
-    choice *c = &s->choices[i];
-    mx_buf_printf(b, i == 0 ? "{\"index\":%zu," : ",{\"index\":%zu,", i);
-    mx_buf_str(b, s->is_chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-    mx_str text = c->calls.n > 0 ? c->calls.content : mx_buf_view(&c->text);
-    mx_http_json_string(b, text.ptr == NULL ? "" : text.ptr, text.len);
-    if (c->calls.n > 0) {
-        mx_buf_str(b, ",\"tool_calls\":[");
-        mx_tool_calls_write(b, &c->calls, c->nonce, false);
-        mx_buf_str(b, "]");
-    }
-    mx_buf_str(b, s->is_chat ? ",\"refusal\":null},\"logprobs\":" : ",\"logprobs\":");
-    if (s->want_logprobs) {
-        mx_write_logprobs(b, &c->logprobs, s->is_chat);
-    } else {
-        mx_buf_str(b, "null");
-    }
-    mx_buf_printf(b, ",\"finish_reason\":\"%s\"}", finish_reason(c));
-    b->failed = b->failed || c->text.failed;
-}
-
-static mx_http_pull pull_object(void *arg, mx_http_exchange *x, mx_buf *out)
-{
-    (void)out;
-    answer *s = arg;
-    bool is_over = read_choices(s);
-    if (!is_over) {
-        return MX_HTTP_WAIT;
-    }
-    mx_problem p = {0};
-    if (find_problem(s, &p)) {
-        s->status = p.status;
-        cancel_all(s);
-        mx_api_reply_problem(x, &p);
-        return MX_HTTP_END;
-    }
-    mx_usage u;
-    sum_usage(s, &u);
-    mx_buf b = {0};
-    mx_buf_append(&b, s->head.ptr, s->head.len);
-    mx_buf_str(&b, ",\"choices\":[");
-    for (size_t i = 0; i < s->n; i++) {
-        write_choice(s, i, &b);
-    }
-    mx_buf_str(&b, "],\"usage\":");
-    mx_write_usage(&b, &u);
-    mx_buf_str(&b, ",\"timings\":");
-    mx_write_timings(&b, &u);
-    mx_buf_str(&b, "}\n");
-    s->status = b.failed ? 500 : 200;
-    mx_api_reply_json(x, 200, &b);
-    return MX_HTTP_END;
-}
-
-/* ---- a stream -------------------------------------------------------------------------------- */
-
-static void open_chunk(answer *s, size_t index, mx_buf *b)
-{
-    mx_buf_str(b, "data: ");
-    mx_buf_append(b, s->head.ptr, s->head.len);
-    mx_buf_printf(b, ",\"choices\":[{\"index\":%zu,", index);
-}
-
-static void close_chunk(mx_buf *b, const char *finish_reason)
-{
-    if (finish_reason == NULL) {
-        mx_buf_str(b, ",\"finish_reason\":null}]}\n\n");
-    } else {
-        mx_buf_printf(b, ",\"finish_reason\":\"%s\"}]}\n\n", finish_reason);
-    }
-}
-
-static void stream_begin(answer *s, mx_buf *b)
-{
-    for (size_t i = 0; s->is_chat && i < s->n; i++) {
-        open_chunk(s, i, b);
-        mx_buf_str(b, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null");
-        close_chunk(b, NULL);
-    }
-    s->has_begun = true;
-}
-
-/* What can be sent now. Where there are tools, what may become a call is held back to the end. */
-static mx_str next_text(answer *s, choice *c)
+mx_str mx_answer_next_text(mx_answer *s, mx_choice *c)
 {
     if (!s->has_tools) {
         return mx_buf_view(&c->out.text);
@@ -305,111 +178,18 @@ static mx_str next_text(answer *s, choice *c)
     return text;
 }
 
-static void stream_calls(answer *s, size_t i, mx_buf *b)
-{
-    choice *c = &s->choices[i];
-    if (c->calls.n > 0) {
-        open_chunk(s, i, b);
-        mx_buf_str(b, "\"delta\":{\"tool_calls\":[");
-        mx_tool_calls_write(b, &c->calls, c->nonce, true);
-        mx_buf_str(b, "]},\"logprobs\":null");
-        close_chunk(b, NULL);
-    }
-}
-
-static void stream_text(answer *s, size_t i, mx_buf *b)
-{
-    choice *c = &s->choices[i];
-    mx_str text = next_text(s, c);
-    if (text.len == 0 && c->logprobs.n == 0) {
-        return;
-    }
-    open_chunk(s, i, b);
-    mx_buf_str(b, s->is_chat ? "\"delta\":{\"content\":" : "\"text\":");
-    mx_http_json_string(b, text.ptr == NULL ? "" : text.ptr, text.len);
-    mx_buf_str(b, s->is_chat ? "},\"logprobs\":" : ",\"logprobs\":");
-    if (s->want_logprobs) {
-        mx_write_logprobs(b, &c->logprobs, s->is_chat);
-    } else {
-        mx_buf_str(b, "null");
-    }
-    close_chunk(b, NULL);
-}
-
-static void stream_finish(answer *s, size_t i, mx_buf *b)
-{
-    open_chunk(s, i, b);
-    mx_buf_str(b,
-               s->is_chat ? "\"delta\":{},\"logprobs\":null" : "\"text\":\"\",\"logprobs\":null");
-    close_chunk(b, finish_reason(&s->choices[i]));
-}
-
-static void stream_usage(answer *s, mx_buf *b)
-{
-    mx_usage u;
-    sum_usage(s, &u);
-    mx_buf_str(b, "data: ");
-    mx_buf_append(b, s->head.ptr, s->head.len);
-    mx_buf_str(b, ",\"choices\":[],\"usage\":");
-    mx_write_usage(b, &u);
-    mx_buf_str(b, ",\"timings\":");
-    mx_write_timings(b, &u);
-    mx_buf_str(b, "}\n\n");
-}
-
-static mx_http_pull pull_stream(void *arg, mx_http_exchange *x, mx_buf *out)
-{
-    (void)x;
-    answer *s = arg;
-    if (!s->has_begun) {
-        stream_begin(s, out);
-    }
-    bool was_open[MX_API_MAX_PROMPTS];
-    for (size_t i = 0; i < s->n; i++) {
-        was_open[i] = s->choices[i].finish == MX_FINISH_NONE;
-    }
-    bool is_over = read_choices(s);
-    mx_problem p = {0};
-    bool has_failed = find_problem(s, &p);
-    for (size_t i = 0; i < s->n; i++) {
-        stream_text(s, i, out);
-        mx_finish f = s->choices[i].finish;
-        if (was_open[i] && (f == MX_FINISH_STOP || f == MX_FINISH_LENGTH)) {
-            stream_calls(s, i, out);
-            stream_finish(s, i, out);
-        }
-    }
-    if (has_failed) {
-        s->status = p.status;
-        cancel_all(s);
-        mx_buf_str(out, "data: ");
-        mx_api_error_json(out, &p);
-        mx_buf_str(out, "\n\n");
-        return MX_HTTP_END;
-    }
-    if (!is_over) {
-        return MX_HTTP_WAIT;
-    }
-    if (s->include_usage) {
-        stream_usage(s, out);
-    }
-    mx_buf_str(out, "data: [DONE]\n\n");
-    s->status = 200;
-    return MX_HTTP_END;
-}
-
 /* ---- the end --------------------------------------------------------------------------------- */
 
 static void closed(void *arg, bool hung_up)
 {
-    answer *s = arg;
+    mx_answer *s = arg;
     mx_usage u;
     if (hung_up) {
-        cancel_all(s);
-        (void)read_choices(s);
+        mx_answer_cancel(s);
+        (void)mx_answer_read(s);
         remember_all(s);
     }
-    sum_usage(s, &u);
+    mx_answer_sum_usage(s, &u);
     const mx_request_stats *t = &u.total;
     bool is_over = s->choices[0].finish != MX_FINISH_NONE;
     mx_log(MX_LOG_INFO,
@@ -428,7 +208,7 @@ static void closed(void *arg, bool hung_up)
 /* ---- the beginning --------------------------------------------------------------------------- */
 
 /* Refused at once, with the numbers: waiting would not make it fit. */
-static bool too_long(const answer *s, size_t n_prompt, size_t n_ctx, mx_problem *p)
+static bool too_long(const mx_answer *s, size_t n_prompt, size_t n_ctx, mx_problem *p)
 {
     p->n_prompt_tokens = n_prompt;
     p->n_ctx = n_ctx;
@@ -451,7 +231,7 @@ static bool too_long(const answer *s, size_t n_prompt, size_t n_ctx, mx_problem 
 }
 
 /* What is needed of the prompt as long as the answer runs. */
-static void take_prompt(answer *s, choice *c, mx_prompt *prompt)
+static void take_prompt(mx_answer *s, mx_choice *c, mx_prompt *prompt)
 {
     c->prompt = *prompt;
     *prompt = (mx_prompt){0};
@@ -467,7 +247,7 @@ static void take_prompt(answer *s, choice *c, mx_prompt *prompt)
     }
 }
 
-static bool create_request(answer *s, size_t i, const mx_api_params *a, mx_prompt *prompt,
+static bool create_request(mx_answer *s, size_t i, const mx_api_params *a, mx_prompt *prompt,
                            const mx_hash256 *salt, mx_problem *p)
 {
     size_t n_ctx = mx_engine_max_tokens(s->api->engine);
@@ -508,7 +288,7 @@ static bool create_request(answer *s, size_t i, const mx_api_params *a, mx_promp
                           eb.text);
 }
 
-static bool submit_request(answer *s, size_t i, mx_problem *p)
+static bool submit_request(mx_answer *s, size_t i, mx_problem *p)
 {
     mx_errbuf eb = {0};
     mx_err e = mx_engine_submit(s->api->engine, s->requests[i], &eb);
@@ -527,7 +307,7 @@ static bool submit_request(answer *s, size_t i, mx_problem *p)
                           eb.text);
 }
 
-static void write_head(answer *s, const mx_api_params *a)
+static void write_head(mx_answer *s, const mx_api_params *a)
 {
     unsigned char random[12] = {0};
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
@@ -548,10 +328,10 @@ static void write_head(answer *s, const mx_api_params *a)
     mx_buf_printf(b, ",\"system_fingerprint\":\"%s\"", s->api->fingerprint);
 }
 
-static answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_params *a,
-                          size_t n)
+static mx_answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat,
+                             const mx_api_params *a, size_t n)
 {
-    answer *s = mx_calloc(1, sizeof *s);
+    mx_answer *s = mx_calloc(1, sizeof *s);
     if (s == NULL) {
         return NULL;
     }
@@ -560,7 +340,7 @@ static answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat, const 
     s->stream = a->stream;
     s->include_usage = a->include_usage;
     s->want_logprobs = a->sampling.want_logprobs;
-    s->has_tools = is_chat && a->has_tools;
+    s->has_tools = s->is_chat && a->has_tools;
     s->tokenizer = mx_model_tokenizer(api->model);
     s->status = 200;
     s->n = n;
@@ -576,12 +356,12 @@ static answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat, const 
     return s;
 }
 
-void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_params *params,
-                   const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
+void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat,
+                   const mx_api_params *params, const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
                    mx_reply *reply, uint64_t received_us)
 {
     mx_problem p = {0};
-    answer *s = answer_new(api, x, is_chat, params, n_prompts);
+    mx_answer *s = answer_new(api, x, is_chat, params, n_prompts);
     if (s == NULL) {
         mx_problem_set(&p, 500, NULL, NULL, "out of memory");
         mx_api_reply_problem(x, &p);
@@ -601,7 +381,7 @@ void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_
         ok = submit_request(s, i, &p);
     }
     if (!ok) {
-        cancel_all(s);
+        mx_answer_cancel(s);
         answer_free(s);
         mx_api_reply_problem(x, &p);
         return;
@@ -609,7 +389,7 @@ void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat, const mx_api_
     mx_waker_watch(s->waker, s->requests, s->n);
     bool is_stream = s->stream;
     mx_http_source source = {
-        .pull = is_stream ? pull_stream : pull_object,
+        .pull = is_stream ? mx_openai_pull_stream : mx_openai_pull_object,
         .closed = closed,
         .arg = s,
         .idle_text = is_stream ? ": keep-alive\n\n" : NULL,
