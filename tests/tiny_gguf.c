@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 enum { KEY_U32 = 4, KEY_I32 = 5, KEY_F32 = 6, KEY_BOOL = 7, KEY_STR = 8, KEY_ARRAY = 9 };
-enum { MAX_TENSORS = 512, ALIGNMENT = 32, FIRST_WORD = 257 };
+enum { MAX_TENSORS = 512, ALIGNMENT = 32 };
 
 static const char default_template[] =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -190,6 +190,26 @@ static void byte_token(unsigned byte, char out[4])
     }
 }
 
+static const mx_tiny_word *word_of(const mx_tiny_spec *s, uint32_t id)
+{
+    bool is_word = id >= MX_TINY_FIRST_WORD && id - MX_TINY_FIRST_WORD < s->n_words;
+    return is_word ? &s->words[id - MX_TINY_FIRST_WORD] : NULL;
+}
+
+static void put_word(mx_buf *out, const mx_tiny_word *w)
+{
+    mx_buf text = {0};
+    for (const char *c = w->text; *c != '\0'; c++) {
+        char byte[4] = {*c, '\0'};
+        if (!w->is_control) {
+            byte_token((unsigned char)*c, byte);
+        }
+        mx_buf_str(&text, byte);
+    }
+    put_str(out, text.ptr);
+    mx_buf_free(&text);
+}
+
 static void token_text(uint32_t id, uint32_t n_vocab, char out[24])
 {
     static const char *const control[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"};
@@ -214,15 +234,20 @@ static void add_vocabulary(builder *b)
         put32(&b->kv, KEY_STR);
         put64(&b->kv, n);
         for (uint32_t i = 0; i < n; i++) {
-            token_text(i, n, text);
-            put_str(&b->kv, text);
+            if (word_of(b->spec, i) != NULL) {
+                put_word(&b->kv, word_of(b->spec, i));
+            } else {
+                token_text(i, n, text);
+                put_str(&b->kv, text);
+            }
         }
     }
     if (key(b, "tokenizer.ggml.token_type", KEY_ARRAY)) {
         put32(&b->kv, KEY_I32);
         put64(&b->kv, n);
         for (uint32_t i = 0; i < n; i++) {
-            put32(&b->kv, i + 3 >= n ? 3 : 1);
+            const mx_tiny_word *w = word_of(b->spec, i);
+            put32(&b->kv, i + 3 >= n || (w != NULL && w->is_control) ? 3 : 1);
         }
     }
     if (key(b, "tokenizer.ggml.merges", KEY_ARRAY)) {
@@ -618,7 +643,7 @@ static void pad(mx_buf *out)
 void mx_tiny_build(mx_buf *out, const mx_tiny_spec *spec)
 {
     builder *b = mx_calloc(1, sizeof *b);
-    if (b == NULL || spec->n_vocab < FIRST_WORD + 3) {
+    if (b == NULL || spec->n_vocab < MX_TINY_FIRST_WORD + 3 + spec->n_words) {
         abort();
     }
     b->spec = spec;

@@ -13,6 +13,14 @@
 #include "base/buf.h"
 #include "base/qtype.h"
 
+enum { MX_TINY_FIRST_WORD = 257 };
+
+/* A token that says more than most: with a bias for it, the model says just that. */
+typedef struct mx_tiny_word {
+    const char *text;
+    bool is_control; /* else no text is ever tokenised to it: there are no merges that make it */
+} mx_tiny_word;
+
 typedef struct mx_tiny_spec {
     const char *arch; /* any; what sets one apart is in the fields below */
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_ctx;
@@ -40,6 +48,8 @@ typedef struct mx_tiny_spec {
     bool has_qkv_bias;
     uint64_t seed;
     const char *chat_template; /* NULL: a short ChatML one */
+    const mx_tiny_word *words; /* [n_words] what the ids from MX_TINY_FIRST_WORD on say */
+    uint32_t n_words;
     const char *omit;          /* name of a key or tensor to leave out, or NULL */
     const char *extra_key;     /* a u32 key to add, "*" for the architecture's name; or NULL */
     uint32_t extra_value;

@@ -18,16 +18,14 @@ typedef struct service {
     mx_http *http;
 } service;
 
-/* n_keys API keys: key-0, key-1. template_text NULL = one that repeats answers as they are. Of
- * `switches` the API's flags count. */
-MX_UNUSED static void service_start(service *s, const mx_api_config *switches,
-                                    const char *template_text, size_t n_keys)
+/* Serves a tiny model of this description (its template and words count). n_keys API keys: key-0,
+ * key-1. Of `switches` the API's flags count. */
+MX_UNUSED static void service_start_spec(service *s, const mx_api_config *switches,
+                                         mx_tiny_spec spec, size_t n_keys)
 {
     static const char *const keys[] = {"key-0", "key-1"};
-    mx_tiny_spec spec = mx_tiny_default();
     spec.is_tied = false;
     spec.n_ctx = 2048;
-    spec.chat_template = template_text;
     mx_errbuf eb = {{0}};
     rig_open(&s->g, &spec, 1, 0);
     rig_start(&s->g);
@@ -44,6 +42,15 @@ MX_UNUSED static void service_start(service *s, const mx_api_config *switches,
                            .handler = mx_api_handle, .handler_arg = s->api};
     rig_must(mx_http_start(&s->http, &http, &eb), &eb, "http");
     mx_api_set_ready(s->api, s->g.model, s->g.engine);
+}
+
+/* template_text NULL = one that repeats answers as they are. */
+MX_UNUSED static void service_start(service *s, const mx_api_config *switches,
+                                    const char *template_text, size_t n_keys)
+{
+    mx_tiny_spec spec = mx_tiny_default();
+    spec.chat_template = template_text;
+    service_start_spec(s, switches, spec, n_keys);
 }
 
 MX_UNUSED static void service_stop(service *s)
@@ -72,7 +79,8 @@ MX_UNUSED static struct json_object *field(struct json_object *o, const char *na
     return v;
 }
 
-MX_UNUSED static void post(service *s, const char *path, int key, const char *body, client_reply *r)
+MX_UNUSED static void try_post(service *s, const char *path, int key, const char *body,
+                               client_reply *r)
 {
     mx_buf b = {0};
     mx_buf_printf(&b, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer key-%d\r\n"
@@ -82,7 +90,25 @@ MX_UNUSED static void post(service *s, const char *path, int key, const char *bo
     client_read(fd, r, false, 60000);
     close(fd);
     mx_buf_free(&b);
+}
+
+MX_UNUSED static void post(service *s, const char *path, int key, const char *body, client_reply *r)
+{
+    try_post(s, path, key, body, r);
     assert_status(r, 200);
+}
+
+/* The model says its first n words (tiny_gguf.h), each once, in this order, and ends: fields of a
+ * request, with a comma in front. n <= 8. */
+MX_UNUSED static const char *says_words(int n, char out[256])
+{
+    int at = snprintf(out, 256, ",\"temperature\":0,\"repetition_penalty\":100,"
+                      "\"repeat_last_n\":8,\"logit_bias\":{\"329\":50");
+    for (int i = 0; i < n; i++) {
+        at += snprintf(out + at, 256 - (size_t)at, ",\"%d\":%d", MX_TINY_FIRST_WORD + i, 99 - 6 * i);
+    }
+    snprintf(out + at, 256 - (size_t)at, "}");
+    return out;
 }
 
 MX_UNUSED static told read_told(const char *body)
