@@ -5,6 +5,7 @@
  * held for reading while a handler looks at the model or the engine, so that stopping can wait for
  * the last handler and then take both away.
  */
+#include "api/api_messages.h"
 #include "api/api_state.h"
 
 #include "base/clock.h"
@@ -221,6 +222,44 @@ void mx_api_stop(mx_api *a)
     mx_post_stop(a->post);
 }
 
+/* ---- routes ---------------------------------------------------------------------------------- */
+
+typedef enum route_kind {
+    ROUTE_NONE, ROUTE_CHAT, ROUTE_TEXT, ROUTE_MODELS, ROUTE_MODEL, ROUTE_HEALTH, ROUTE_INFO,
+    ROUTE_ROOT, ROUTE_METRICS, ROUTE_ADMIN, ROUTE_MESSAGES, ROUTE_COUNT
+} route_kind;
+
+static route_kind find_route(const char *path, const char **rest)
+{
+    static const struct { const char *path; route_kind kind; } table[] = {
+        {"/chat/completions", ROUTE_CHAT}, {"/completions", ROUTE_TEXT},
+        {"/messages", ROUTE_MESSAGES}, {"/messages/count_tokens", ROUTE_COUNT},
+        {"/models", ROUTE_MODELS},
+        {"/health", ROUTE_HEALTH}, {"/healthz", ROUTE_HEALTH}, {"/ping", ROUTE_HEALTH},
+        {"/info", ROUTE_INFO}, {"/metrics", ROUTE_METRICS}, {"/admin", ROUTE_ADMIN},
+    };
+    if (strcmp(path, "/") == 0 || path[0] == '\0' || strcmp(path, "/v1") == 0) {
+        return ROUTE_ROOT;
+    }
+    if (strncmp(path, "/v1/", 4) == 0) {
+        path += 3;
+    }
+    for (size_t i = 0; i < MX_COUNT(table); i++) {
+        if (strcmp(path, table[i].path) == 0) {
+            return table[i].kind;
+        }
+    }
+    if (strncmp(path, "/models/", 8) == 0) {
+        *rest = path + 8;
+        return ROUTE_MODEL;
+    }
+    if (strncmp(path, "/admin/", 7) == 0) {
+        *rest = path + 7;
+        return ROUTE_ADMIN;
+    }
+    return ROUTE_NONE;
+}
+
 /* ---- replies --------------------------------------------------------------------------------- */
 
 static const char *error_type(unsigned status)
@@ -233,6 +272,15 @@ static const char *error_type(unsigned status)
     case 503: return "unavailable_error";
     default: return status >= 500 ? "server_error" : "invalid_request_error";
     }
+}
+
+/* Clients of the Messages API say so in a header; its paths are their own, too. */
+static bool speaks_messages(mx_http_exchange *x)
+{
+    const char *rest;
+    route_kind kind = find_route(mx_http_path(x), &rest);
+    return kind == ROUTE_MESSAGES || kind == ROUTE_COUNT ||
+           mx_http_header(x, "anthropic-version") != NULL;
 }
 
 static void string_or_null(mx_buf *b, const char *s)
@@ -272,6 +320,15 @@ void mx_api_reply_json(mx_http_exchange *x, unsigned status, mx_buf *body)
     mx_buf_free(body);
 }
 
+static void write_error(mx_http_exchange *x, mx_buf *b, const mx_problem *p)
+{
+    if (speaks_messages(x)) {
+        mx_messages_error(b, p, mx_http_request_id(x));
+    } else {
+        mx_api_error_json(b, p);
+    }
+}
+
 void mx_api_reply_problem(mx_http_exchange *x, const mx_problem *p)
 {
     mx_api_reply_problem_and(x, p, MX_STR(""));
@@ -280,7 +337,7 @@ void mx_api_reply_problem(mx_http_exchange *x, const mx_problem *p)
 void mx_api_reply_problem_and(mx_http_exchange *x, const mx_problem *p, mx_str fields)
 {
     mx_buf b = {0};
-    mx_api_error_json(&b, p);
+    write_error(x, &b, p);
     if (!b.failed) {
         b.len--; /* the brace that ends the object */
     }
@@ -302,41 +359,7 @@ void mx_api_reply_problem_and(mx_http_exchange *x, const mx_problem *p, mx_str f
     mx_api_reply_json(x, p->status, &b);
 }
 
-/* ---- routes ---------------------------------------------------------------------------------- */
-
-typedef enum route_kind {
-    ROUTE_NONE, ROUTE_CHAT, ROUTE_TEXT, ROUTE_MODELS, ROUTE_MODEL, ROUTE_HEALTH, ROUTE_INFO,
-    ROUTE_ROOT, ROUTE_METRICS, ROUTE_ADMIN
-} route_kind;
-
-static route_kind find_route(const char *path, const char **rest)
-{
-    static const struct { const char *path; route_kind kind; } table[] = {
-        {"/chat/completions", ROUTE_CHAT}, {"/completions", ROUTE_TEXT}, {"/models", ROUTE_MODELS},
-        {"/health", ROUTE_HEALTH}, {"/healthz", ROUTE_HEALTH}, {"/ping", ROUTE_HEALTH},
-        {"/info", ROUTE_INFO}, {"/metrics", ROUTE_METRICS}, {"/admin", ROUTE_ADMIN},
-    };
-    if (strcmp(path, "/") == 0 || path[0] == '\0' || strcmp(path, "/v1") == 0) {
-        return ROUTE_ROOT;
-    }
-    if (strncmp(path, "/v1/", 4) == 0) {
-        path += 3;
-    }
-    for (size_t i = 0; i < MX_COUNT(table); i++) {
-        if (strcmp(path, table[i].path) == 0) {
-            return table[i].kind;
-        }
-    }
-    if (strncmp(path, "/models/", 8) == 0) {
-        *rest = path + 8;
-        return ROUTE_MODEL;
-    }
-    if (strncmp(path, "/admin/", 7) == 0) {
-        *rest = path + 7;
-        return ROUTE_ADMIN;
-    }
-    return ROUTE_NONE;
-}
+/* ---- requests -------------------------------------------------------------------------------- */
 
 bool mx_api_hides_stored(const mx_api *a)
 {
@@ -356,7 +379,7 @@ void mx_api_reply_wrong_method(mx_http_exchange *x, const char *allowed)
     mx_problem_set(&p, 405, "method_not_allowed", NULL, "%.16s is not possible here; use %s",
                    mx_http_method(x), allowed);
     mx_buf b = {0};
-    mx_api_error_json(&b, &p);
+    write_error(x, &b, &p);
     char allow[64];
     snprintf(allow, sizeof allow, "Allow: %s", allowed);
     const char *headers[] = {allow};
@@ -417,8 +440,28 @@ bool mx_api_check_phase(const mx_api *a, mx_problem *p)
                : mx_problem_set(p, 503, "stopping", NULL, "the server is shutting down");
 }
 
-static void handle_generation(mx_api *a, mx_http_exchange *x, bool is_chat)
+static void reply_count(mx_http_exchange *x, size_t n_tokens)
 {
+    mx_buf b = {0};
+    mx_buf_printf(&b, "{\"input_tokens\":%zu}\n", n_tokens);
+    mx_api_reply_json(x, 200, &b);
+}
+
+/* The request in Anthropic's words becomes that in ours. */
+static bool translate(struct json_object **body, mx_problem *p)
+{
+    struct json_object *chat;
+    bool ok = mx_messages_to_chat(*body, &chat, p);
+    json_object_put(*body);
+    *body = chat;
+    return ok;
+}
+
+static void handle_generation(mx_api *a, mx_http_exchange *x, route_kind kind)
+{
+    bool is_count = kind == ROUTE_COUNT, is_chat = kind != ROUTE_TEXT;
+    mx_surface surface = kind == ROUTE_TEXT   ? MX_SURFACE_TEXT
+                         : kind == ROUTE_CHAT ? MX_SURFACE_CHAT : MX_SURFACE_MESSAGES;
     uint64_t received_us = mx_now_us();
     mx_problem p = {0};
     struct json_object *body = NULL;
@@ -427,21 +470,25 @@ static void handle_generation(mx_api *a, mx_http_exchange *x, bool is_chat)
     mx_prompt *prompts = NULL;
     size_t n_prompts = 0;
     bool ok = mx_api_check_phase(a, &p) && mx_api_parse_body(x, &body, &p)
+              && (surface != MX_SURFACE_MESSAGES || translate(&body, &p))
               && mx_api_params_read(&params, body, is_chat,
                                     mx_tokenizer_size(mx_model_tokenizer(a->model)), &p)
               && check_model_name(a, params.model, &p);
     if (ok) {
         mx_api_prompt_rules(a, mx_http_key_index(x), params.cache, &rules);
+        rules.stores = rules.stores && !is_count;
         ok = is_chat ? mx_api_chat_prompt(a, body, &rules, &prompts, &n_prompts, &p)
                      : mx_api_text_prompts(a, body, &rules, &prompts, &n_prompts, &p);
     }
-    if (ok) {
+    if (ok && is_count) {
+        reply_count(x, prompts[0].tokens.n);
+    } else if (ok) {
         mx_reply reply = {0};
         if (is_chat && a->post != NULL && params.cache == MX_CACHE_USE) {
             reply.body = body;
             body = NULL;
         }
-        mx_api_answer(a, x, is_chat, &params, &rules, prompts, n_prompts, &reply, received_us);
+        mx_api_answer(a, x, surface, &params, &rules, prompts, n_prompts, &reply, received_us);
     } else {
         mx_api_reply_problem(x, &p);
     }
@@ -477,19 +524,20 @@ void mx_api_handle(void *arg, mx_http_exchange *x)
     if (kind == ROUTE_NONE) {
         mx_problem p = {0};
         mx_problem_set(&p, 404, "not_found", NULL, "there is nothing at this path; try POST "
-                       "/v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health, "
-                       "GET /info");
+                       "/v1/chat/completions, POST /v1/completions, POST /v1/messages, GET "
+                       "/v1/models, GET /health, GET /info");
         mx_api_reply_problem(x, &p);
         return;
     }
-    bool is_post = kind == ROUTE_CHAT || kind == ROUTE_TEXT;
+    bool is_post = kind == ROUTE_CHAT || kind == ROUTE_TEXT || kind == ROUTE_MESSAGES ||
+                   kind == ROUTE_COUNT;
     if (strcmp(method, is_post ? "POST" : "GET") != 0) {
         mx_api_reply_wrong_method(x, is_post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
         return;
     }
     pthread_rwlock_rdlock(&a->state_lock);
     if (is_post) {
-        handle_generation(a, x, kind == ROUTE_CHAT);
+        handle_generation(a, x, kind);
     } else {
         handle_get(a, x, kind, rest);
     }

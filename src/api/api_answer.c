@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * A running answer: one engine request per prompt, and their output. What it looks like to the
- * client is the business of its surface (api_answer_openai.c). The ids of the answer are put behind those of its prompt and
- * remembered (api_recall.h) before the client can see the end: its next request may come at once.
+ * client is the business of its surface (api_answer_openai.c, api_answer_messages.c). The ids of
+ * the answer are put behind those of its prompt and remembered (api_recall.h) before the client can
+ * see the end: its next request may come at once.
  *
  * Made on a worker (mx_api_answer), then owned by the HTTP loop thread: pull and closed run there.
  * The engine thread only reaches the waker. After mx_http_stream or mx_http_defer the worker must
@@ -152,6 +153,7 @@ bool mx_answer_read(mx_answer *s)
         }
         if (s->has_tools && c->finish == MX_FINISH_STOP) {
             (void)mx_tool_calls_read(&c->calls, mx_buf_view(&c->text));
+            mx_tool_calls_cut(&c->calls, s->single_call ? 1 : MX_TOOL_CALLS_MAX);
         }
         take_answer(s, c);
         all_ended = all_ended && c->finish != MX_FINISH_NONE;
@@ -180,6 +182,16 @@ mx_str mx_answer_next_text(mx_answer *s, mx_choice *c)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
+static const char *path_of(mx_surface surface)
+{
+    switch (surface) {
+    case MX_SURFACE_CHAT: return "/v1/chat/completions";
+    case MX_SURFACE_MESSAGES: return "/v1/messages";
+    case MX_SURFACE_TEXT: break;
+    }
+    return "/v1/completions";
+}
+
 static void closed(void *arg, bool hung_up)
 {
     mx_answer *s = arg;
@@ -197,7 +209,7 @@ static void closed(void *arg, bool hung_up)
            "prompt_source=%s finish=%s queue_ms=%.1f restore_ms=%.1f prefill_ms=%.1f "
            "decode_ms=%.1f total_ms=%.1f",
            s->request_id, hung_up && !is_over ? 499 : s->status,
-           s->is_chat ? "/v1/chat/completions" : "/v1/completions", s->stream ? "yes" : "no",
+           path_of(s->surface), s->stream ? "yes" : "no",
            mx_usage_mode(&u), t->n_ram, t->n_ssd, t->n_computed, t->n_generated, u.prompt_source,
            hung_up && !is_over ? "hung_up" : mx_finish_name(s->choices[0].finish),
            (double)t->queue_us / 1e3, (double)t->restore_us / 1e3, (double)t->prefill_us / 1e3,
@@ -307,28 +319,40 @@ static bool submit_request(mx_answer *s, size_t i, mx_problem *p)
                           eb.text);
 }
 
-static void write_head(mx_answer *s, const mx_api_params *a)
+static void write_id(mx_answer *s, const char *prefix)
 {
     unsigned char random[12] = {0};
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
         uint64_t n = __atomic_add_fetch(&s->api->next_id, 1, __ATOMIC_RELAXED);
         memcpy(random, &n, sizeof n); /* unique in this process is what an id needs */
     }
-    mx_buf *b = &s->head;
-    mx_buf_str(b, s->is_chat ? "{\"id\":\"chatcmpl-" : "{\"id\":\"cmpl-");
+    mx_buf_printf(&s->head, "{\"id\":\"%s", prefix);
     for (size_t i = 0; i < sizeof random; i++) {
-        mx_buf_printf(b, "%02x", random[i]);
+        mx_buf_printf(&s->head, "%02x", random[i]);
     }
-    const char *object = !s->is_chat ? "text_completion"
-                         : s->stream ? "chat.completion.chunk" : "chat.completion";
-    mx_buf_printf(b, "\",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
-                  (long long)mx_wall_s());
-    mx_str model = a->model.len > 0 ? a->model : MX_STR("mtplx");
-    mx_http_json_string(b, model.ptr, model.len);
-    mx_buf_printf(b, ",\"system_fingerprint\":\"%s\"", s->api->fingerprint);
 }
 
-static mx_answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat,
+static void write_head(mx_answer *s, const mx_api_params *a)
+{
+    mx_buf *b = &s->head;
+    if (s->surface == MX_SURFACE_MESSAGES) {
+        write_id(s, "msg_");
+        mx_buf_str(b, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":");
+    } else {
+        write_id(s, s->is_chat ? "chatcmpl-" : "cmpl-");
+        const char *object = !s->is_chat ? "text_completion"
+                             : s->stream ? "chat.completion.chunk" : "chat.completion";
+        mx_buf_printf(b, "\",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
+                      (long long)mx_wall_s());
+    }
+    mx_str model = a->model.len > 0 ? a->model : MX_STR("mtplx");
+    mx_http_json_string(b, model.ptr, model.len);
+    if (s->surface != MX_SURFACE_MESSAGES) {
+        mx_buf_printf(b, ",\"system_fingerprint\":\"%s\"", s->api->fingerprint);
+    }
+}
+
+static mx_answer *answer_new(mx_api *api, mx_http_exchange *x, mx_surface surface,
                              const mx_api_params *a, size_t n)
 {
     mx_answer *s = mx_calloc(1, sizeof *s);
@@ -336,11 +360,13 @@ static mx_answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat,
         return NULL;
     }
     s->api = api;
-    s->is_chat = is_chat;
+    s->surface = surface;
+    s->is_chat = surface != MX_SURFACE_TEXT;
     s->stream = a->stream;
     s->include_usage = a->include_usage;
     s->want_logprobs = a->sampling.want_logprobs;
     s->has_tools = s->is_chat && a->has_tools;
+    s->single_call = a->single_call;
     s->tokenizer = mx_model_tokenizer(api->model);
     s->status = 200;
     s->n = n;
@@ -356,12 +382,12 @@ static mx_answer *answer_new(mx_api *api, mx_http_exchange *x, bool is_chat,
     return s;
 }
 
-void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat,
+void mx_api_answer(mx_api *api, mx_http_exchange *x, mx_surface surface,
                    const mx_api_params *params, const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
                    mx_reply *reply, uint64_t received_us)
 {
     mx_problem p = {0};
-    mx_answer *s = answer_new(api, x, is_chat, params, n_prompts);
+    mx_answer *s = answer_new(api, x, surface, params, n_prompts);
     if (s == NULL) {
         mx_problem_set(&p, 500, NULL, NULL, "out of memory");
         mx_api_reply_problem(x, &p);
@@ -387,12 +413,15 @@ void mx_api_answer(mx_api *api, mx_http_exchange *x, bool is_chat,
         return;
     }
     mx_waker_watch(s->waker, s->requests, s->n);
-    bool is_stream = s->stream;
+    bool is_stream = s->stream, is_openai = surface != MX_SURFACE_MESSAGES;
+    const char *idle_text = is_openai ? ": keep-alive\n\n"
+                                      : "event: ping\ndata: {\"type\":\"ping\"}\n\n";
     mx_http_source source = {
-        .pull = is_stream ? mx_openai_pull_stream : mx_openai_pull_object,
+        .pull = is_stream ? (is_openai ? mx_openai_pull_stream : mx_messages_pull_stream)
+                          : (is_openai ? mx_openai_pull_object : mx_messages_pull_object),
         .closed = closed,
         .arg = s,
-        .idle_text = is_stream ? ": keep-alive\n\n" : NULL,
+        .idle_text = is_stream ? idle_text : NULL,
         .idle_ms = KEEP_ALIVE_MS,
     };
     mx_http_ref(x);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * api_answer.h: a running answer, as api_answer.c shares it with the files that write it in the
- * words of a surface: api_answer_openai.c. Not for others.
+ * words of a surface: api_answer_openai.c, api_answer_messages.c. Not for others.
  *
  * Owned by the HTTP loop thread, where everything here is called.
  */
@@ -30,9 +30,11 @@ typedef struct mx_answer {
     mx_api *api;
     mx_waker *waker;
     const mx_tokenizer *tokenizer;
+    mx_surface surface;
     bool is_chat, stream, include_usage, want_logprobs;
-    bool has_tools;              /* the answer may call some */
+    bool has_tools, single_call; /* the answer may call some, or one */
     bool has_begun;              /* what opens the stream was sent */
+    bool has_open_block;         /* Messages: the text block was opened */
     unsigned status;             /* what the log says */
     mx_prompt_rules rules;
     const mx_hash256 *salt;
@@ -58,5 +60,7 @@ void mx_answer_sum_usage(const mx_answer *s, mx_usage *u);
 /* mx_http_source.pull of each surface, arg is the answer: one object, or a stream. */
 mx_http_pull mx_openai_pull_object(void *arg, mx_http_exchange *x, mx_buf *out);
 mx_http_pull mx_openai_pull_stream(void *arg, mx_http_exchange *x, mx_buf *out);
+mx_http_pull mx_messages_pull_object(void *arg, mx_http_exchange *x, mx_buf *out);
+mx_http_pull mx_messages_pull_stream(void *arg, mx_http_exchange *x, mx_buf *out);
 
 #endif

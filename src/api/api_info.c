@@ -68,6 +68,7 @@ void mx_api_get_root(mx_api *a, mx_http_exchange *x)
     mx_buf_char(&b, ',');
     field_str(&b, "status", phases[a->phase]);
     mx_buf_str(&b, ",\"endpoints\":[\"POST /v1/chat/completions\",\"POST /v1/completions\","
+                   "\"POST /v1/messages\",\"POST /v1/messages/count_tokens\","
                    "\"GET /v1/models\",\"GET /health\",\"GET /info\"]}\n");
     mx_api_reply_json(x, 200, &b);
 }

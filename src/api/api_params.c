@@ -300,8 +300,13 @@ static bool read_limits(mx_api_params *a, struct json_object *o, bool is_chat, m
 }
 
 /* What is wrong with them the rendering says. */
-static void read_tools(mx_api_params *a, struct json_object *o)
+static bool read_tools(mx_api_params *a, struct json_object *o, mx_problem *p)
 {
+    bool is_parallel = true;
+    if (!mx_json_get_bool(o, "parallel_tool_calls", &is_parallel, p)) {
+        return false;
+    }
+    a->single_call = !is_parallel;
     struct json_object *tools = mx_json_field(o, "tools"), *choice = mx_json_field(o, "tool_choice");
     if (tools == NULL) {
         tools = mx_json_field(o, "functions");
@@ -310,6 +315,7 @@ static void read_tools(mx_api_params *a, struct json_object *o)
                    json_object_array_length(tools) > 0 &&
                    !(json_object_is_type(choice, json_type_string) &&
                      mx_str_eq(mx_json_text(choice), MX_STR("none")));
+    return true;
 }
 
 static bool read_stream(mx_api_params *a, struct json_object *o, mx_problem *p)
@@ -356,9 +362,8 @@ bool mx_api_params_read(mx_api_params *out, struct json_object *body, bool is_ch
     if (out->model.len > 256) {
         return mx_problem_field(p, "model", "'model' is longer than 256 bytes");
     }
-    read_tools(out, body);
-    return check_unsupported(body, is_chat, p) && read_sampling(out, body, p)
-           && read_logprobs(out, body, is_chat, p) && read_limits(out, body, is_chat, p)
+    return check_unsupported(body, is_chat, p) && read_tools(out, body, p)
+           && read_sampling(out, body, p) && read_logprobs(out, body, is_chat, p) && read_limits(out, body, is_chat, p)
            && read_stream(out, body, p) && read_cache(out, body, p) && read_stops(out, body, p)
            && read_bias(out, body, n_vocab, p);
 }

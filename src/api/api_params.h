@@ -13,7 +13,8 @@ enum { MX_API_MAX_STOPS = 64, MX_API_MAX_STOP_BYTES = 1024 };
 
 typedef struct mx_api_params {
     bool stream;
-    bool has_tools;   /* and may call them */
+    bool has_tools;   /* and may call them, */
+    bool single_call; /* but one at a time */
     bool include_usage;      /* stream_options.include_usage */
     uint32_t max_tokens;     /* UINT32_MAX = rest of the context */
     mx_sampling sampling;    /* bias points to `bias` */

@@ -150,10 +150,17 @@ void mx_post_answer(mx_post *post, mx_reply *reply, const mx_prompt_rules *rules
 bool mx_api_next_prompt(mx_api *a, const mx_reply *reply, const mx_prompt_rules *rules,
                         mx_prompt *out);
 
+/* In whose words an answer is given. */
+typedef enum mx_surface {
+    MX_SURFACE_TEXT,     /* OpenAI: completions */
+    MX_SURFACE_CHAT,     /* OpenAI: chat completions */
+    MX_SURFACE_MESSAGES, /* Anthropic: messages */
+} mx_surface;
+
 /* Starts the work and answers x now (refused) or later. Takes what is in the prompts (they are
  * empty then), not the array, and the reply. */
-void mx_api_answer(mx_api *a, mx_http_exchange *x, bool is_chat, const mx_api_params *params,
-                   const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
-                   mx_reply *reply, uint64_t received_us);
+void mx_api_answer(mx_api *a, mx_http_exchange *x, mx_surface surface,
+                   const mx_api_params *params, const mx_prompt_rules *rules, mx_prompt *prompts,
+                   size_t n_prompts, mx_reply *reply, uint64_t received_us);
 
 #endif

@@ -61,12 +61,16 @@ static bool read_call(mx_tool_call *out, mx_str text)
     return true;
 }
 
+void mx_tool_calls_cut(mx_tool_calls *c, size_t n)
+{
+    while (c->n > n) {
+        json_object_put(c->calls[--c->n].object);
+    }
+}
+
 void mx_tool_calls_free(mx_tool_calls *c)
 {
-    for (size_t i = 0; i < c->n; i++) {
-        json_object_put(c->calls[i].object);
-    }
-    c->n = 0;
+    mx_tool_calls_cut(c, 0);
 }
 
 bool mx_tool_calls_read(mx_tool_calls *out, mx_str text)
@@ -116,9 +120,12 @@ size_t mx_tool_calls_safe(mx_str text)
 
 /* ---- ids ------------------------------------------------------------------------------------- */
 
-void mx_tool_id(const uint8_t nonce[MX_TURN_NONCE], size_t index, char out[MX_TOOL_ID_CAP])
+static const char call_prefix[] = "call_", use_prefix[] = "toolu_";
+
+void mx_tool_id(const char *prefix, const uint8_t nonce[MX_TURN_NONCE], size_t index,
+                char out[MX_TOOL_ID_CAP])
 {
-    int n = snprintf(out, MX_TOOL_ID_CAP, "call_");
+    int n = snprintf(out, MX_TOOL_ID_CAP, "%.6s", prefix);
     for (size_t i = 0; i < MX_TURN_NONCE; i++) {
         n += snprintf(out + n, (size_t)(MX_TOOL_ID_CAP - n), "%02x", nonce[i]);
     }
@@ -133,11 +140,13 @@ static int digit(char c)
 bool mx_tool_id_read(mx_str id, uint8_t nonce[MX_TURN_NONCE], size_t *index)
 {
     uint8_t bytes[MX_TURN_NONCE + 1];
-    if (id.len != 5 + 2 * sizeof bytes || memcmp(id.ptr, "call_", 5) != 0) {
+    const char *prefix = id.len > 0 && *id.ptr == *use_prefix ? use_prefix : call_prefix;
+    size_t n = strlen(prefix);
+    if (id.len != n + 2 * sizeof bytes || memcmp(id.ptr, prefix, n) != 0) {
         return false;
     }
     for (size_t i = 0; i < sizeof bytes; i++) {
-        int high = digit(id.ptr[5 + 2 * i]), low = digit(id.ptr[6 + 2 * i]);
+        int high = digit(id.ptr[n + 2 * i]), low = digit(id.ptr[n + 2 * i + 1]);
         if (high < 0 || low < 0) {
             return false;
         }
@@ -191,12 +200,20 @@ bool mx_tool_calls_equal(const mx_tool_calls *c, const uint8_t nonce[MX_TURN_NON
     return ok;
 }
 
+mx_str mx_tool_call_arguments(const mx_tool_call *call)
+{
+    size_t n = 0;
+    const char *text = json_object_to_json_string_length(
+        call->arguments, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE, &n);
+    return text != NULL ? (mx_str){text, n} : MX_STR("{}");
+}
+
 void mx_tool_calls_write(mx_buf *b, const mx_tool_calls *c, const uint8_t nonce[MX_TURN_NONCE],
                          bool with_index)
 {
     for (size_t i = 0; i < c->n; i++) {
         char id[MX_TOOL_ID_CAP];
-        mx_tool_id(nonce, i, id);
+        mx_tool_id(call_prefix, nonce, i, id);
         mx_buf_str(b, i > 0 ? ",{" : "{");
         if (with_index) {
             mx_buf_printf(b, "\"index\":%zu,", i);
@@ -204,9 +221,8 @@ void mx_tool_calls_write(mx_buf *b, const mx_tool_calls *c, const uint8_t nonce[
         mx_buf_printf(b, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", id);
         mx_http_json_string(b, c->calls[i].name.ptr, c->calls[i].name.len);
         mx_buf_str(b, ",\"arguments\":");
-        const char *text = json_object_to_json_string_ext(
-            c->calls[i].arguments, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE);
-        mx_http_json_string(b, text != NULL ? text : "{}", text != NULL ? strlen(text) : 2);
+        mx_str text = mx_tool_call_arguments(&c->calls[i]);
+        mx_http_json_string(b, text.ptr, text.len);
         mx_buf_str(b, "}}");
     }
 }

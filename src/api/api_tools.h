@@ -32,12 +32,15 @@ typedef struct mx_tool_calls {
 /* False: there is no call in the text, or something else than calls behind the first. */
 bool mx_tool_calls_read(mx_tool_calls *out, mx_str text);
 void mx_tool_calls_free(mx_tool_calls *c);
+void mx_tool_calls_cut(mx_tool_calls *c, size_t n); /* keeps the first n, if there are more */
 
 /* How much of an unfinished answer can be shown as content: not what is, or may become, a call. */
 size_t mx_tool_calls_safe(mx_str text);
 
-void mx_tool_id(const uint8_t nonce[MX_TURN_NONCE], size_t index, char out[MX_TOOL_ID_CAP]);
-/* False: it is not one of ours. */
+/* prefix: "call_" or "toolu_", whatever clients of a surface expect. */
+void mx_tool_id(const char *prefix, const uint8_t nonce[MX_TURN_NONCE], size_t index,
+                char out[MX_TOOL_ID_CAP]);
+/* Of either surface: a conversation may go on over the other. False: it is not one of ours. */
 bool mx_tool_id_read(mx_str id, uint8_t nonce[MX_TURN_NONCE], size_t *index);
 
 /* Does a client's list of calls (OpenAI's tool_calls) say the same, whatever the order of keys
@@ -45,7 +48,9 @@ bool mx_tool_id_read(mx_str id, uint8_t nonce[MX_TURN_NONCE], size_t *index);
 bool mx_tool_calls_equal(const mx_tool_calls *c, const uint8_t nonce[MX_TURN_NONCE],
                          struct json_object *client_calls);
 
-/* The elements of "tool_calls"; with_index: as a delta of a stream. */
+/* The arguments as JSON text, in the model's order of keys; valid as long as the call. */
+mx_str mx_tool_call_arguments(const mx_tool_call *call);
+/* The elements of OpenAI's "tool_calls"; with_index: as a delta of a stream. */
 void mx_tool_calls_write(mx_buf *b, const mx_tool_calls *c, const uint8_t nonce[MX_TURN_NONCE],
                          bool with_index);
 

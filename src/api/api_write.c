@@ -89,17 +89,12 @@ void mx_write_miss(mx_buf *b, const mx_usage *u)
     mx_buf_char(b, '}');
 }
 
-void mx_write_usage(mx_buf *b, const mx_usage *u)
+void mx_write_cache_fields(mx_buf *b, const mx_usage *u)
 {
     const mx_request_stats *s = &u->total;
-    mx_buf_printf(b,
-                  "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,"
-                  "\"prompt_tokens_details\":{\"cached_tokens\":%zu},"
-                  "\"completion_tokens_details\":{\"reasoning_tokens\":0},"
-                  "\"cache_mode\":\"%s\",\"cache\":{\"restore\":\"%s\",\"ram_tokens\":%zu,"
+    mx_buf_printf(b, "\"cache_mode\":\"%s\",\"cache\":{\"restore\":\"%s\",\"ram_tokens\":%zu,"
                   "\"ssd_tokens\":%zu,\"computed_tokens\":%zu,\"restore_ms\":%.3f,"
                   "\"prompt_source\":\"%s\"",
-                  s->n_prompt, s->n_generated, s->n_prompt + s->n_generated, s->n_ram + s->n_ssd,
                   mx_usage_mode(u), mx_restore_kind_name(s->restore), s->n_ram, s->n_ssd,
                   s->n_computed, (double)s->restore_us / 1000.0, u->prompt_source);
     if (s->is_approximate) {
@@ -107,7 +102,19 @@ void mx_write_usage(mx_buf *b, const mx_usage *u)
     }
     mx_buf_str(b, ",\"miss\":");
     mx_write_miss(b, u);
-    mx_buf_str(b, "}}");
+    mx_buf_str(b, "}");
+}
+
+void mx_write_usage(mx_buf *b, const mx_usage *u)
+{
+    const mx_request_stats *s = &u->total;
+    mx_buf_printf(b, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,"
+                  "\"prompt_tokens_details\":{\"cached_tokens\":%zu},"
+                  "\"completion_tokens_details\":{\"reasoning_tokens\":0},",
+                  s->n_prompt, s->n_generated, s->n_prompt + s->n_generated,
+                  s->n_ram + s->n_ssd);
+    mx_write_cache_fields(b, u);
+    mx_buf_str(b, "}");
 }
 
 void mx_write_timings(mx_buf *b, const mx_usage *u)

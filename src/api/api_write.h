@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * api_write.h: pieces of OpenAI answers: usage, timings, logprobs. Writes into buffers only.
+ * api_write.h: pieces of answers: usage, timings, logprobs. Writes into buffers only.
  */
 #ifndef MX_API_WRITE_H
 #define MX_API_WRITE_H
@@ -19,6 +19,8 @@ void mx_usage_add(mx_usage *u, const mx_request_stats *s, bool is_first);
 /* "cold", "warm_prefix" or "ssd". */
 const char *mx_usage_mode(const mx_usage *u);
 void mx_write_usage(mx_buf *b, const mx_usage *u);   /* the usage object */
+/* Of it, what is ours: "cache_mode":...,"cache":{...} */
+void mx_write_cache_fields(mx_buf *b, const mx_usage *u);
 void mx_write_miss(mx_buf *b, const mx_usage *u);    /* usage.cache.miss, an object or null */
 void mx_write_timings(mx_buf *b, const mx_usage *u); /* the timings object */
 const char *mx_finish_name(mx_finish f);             /* finish_reason, or the log's word */

@@ -99,7 +99,7 @@ static void ids_name_the_answer(void **state)
     char id[MX_TOOL_ID_CAP];
     uint8_t back[MX_TURN_NONCE];
     size_t index;
-    mx_tool_id(nonce, 3, id);
+    mx_tool_id("call_", nonce, 3, id);
     assert_string_equal(id, ID("03"));
     assert_true(mx_tool_id_read(mx_str_of(id), back, &index));
     assert_memory_equal(back, nonce, sizeof nonce);

@@ -49,6 +49,20 @@ def text_of(seed, n_words):
     return " ".join(out)
 
 
+def call_text(town, days):
+    return ('<tool_call>\n{"name": "get_weather", "arguments": {"town": "%s", "days": %d}}\n'
+            "</tool_call>" % (town, days))
+
+
+def weather_chat():
+    """With three examples the small model makes the fourth call."""
+    chat = [{"role": "system", "content": "You call tools."}]
+    for town, days in (("Paris", 2), ("Rome", 5), ("Berlin", 4)):
+        chat += [{"role": "user", "content": f"Weather in {town} for {days} days?"},
+                 {"role": "assistant", "content": call_text(town, days)}]
+    return chat + [{"role": "user", "content": "Weather in Oslo for 3 days?"}]
+
+
 class Server:
     def __init__(self, home, args=(), env=None, port=0, wait=True, model=MODEL, before=()):
         self.home = pathlib.Path(home)

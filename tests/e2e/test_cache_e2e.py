@@ -12,7 +12,7 @@ import time
 import pytest
 import requests
 
-from conftest import EXACT, OBEY_MODES, run_mtplx, text_of
+from conftest import EXACT, OBEY_MODES, call_text, run_mtplx, text_of, weather_chat
 
 
 def conversation(seed, n_words=110):
@@ -532,20 +532,6 @@ def test_verify_restore(start):
 WEATHER = [{"type": "function", "function": {
     "name": "get_weather", "description": "The weather of a town.",
     "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}}]
-
-
-def call_text(town, days):
-    return ('<tool_call>\n{"name": "get_weather", "arguments": {"town": "%s", "days": %d}}\n'
-            "</tool_call>" % (town, days))
-
-
-def weather_chat():
-    """With three examples the small model makes the fourth call."""
-    chat = [{"role": "system", "content": "You call tools."}]
-    for town, days in (("Paris", 2), ("Rome", 5), ("Berlin", 4)):
-        chat += [{"role": "user", "content": f"Weather in {town} for {days} days?"},
-                 {"role": "assistant", "content": call_text(town, days)}]
-    return chat + [{"role": "user", "content": "Weather in Oslo for 3 days?"}]
 
 
 def with_result(chat, calls):

@@ -2,9 +2,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * Fuzzes what a client can send before the engine sees it: JSON, parameters, messages, rendering.
- * The first byte chooses between chat and plain completions.
+ * The first byte chooses between chat and plain completions, and Anthropic's messages.
  */
 #include "api/api_chat.h"
+#include "api/api_messages.h"
 #include "api/api_params.h"
 
 #include <stdlib.h>
@@ -47,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     if (n == 0) {
         return 0;
     }
-    bool is_chat = (bytes[0] & 1) == 0;
+    bool is_messages = (bytes[0] & 2) != 0, is_chat = is_messages || (bytes[0] & 1) == 0;
     struct json_object *body = NULL;
     mx_errbuf eb = {0};
     if (mx_json_parse(&body, (mx_str){(const char *)bytes + 1, n - 1}, &eb) != MX_OK) {
@@ -55,6 +56,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             abort();
         }
         return 0;
+    }
+    if (is_messages && json_object_is_type(body, json_type_object)) {
+        struct json_object *chat;
+        mx_problem p = {0};
+        bool ok = mx_messages_to_chat(body, &chat, &p);
+        if (ok != (chat != NULL) || ok == (p.status != 0) || p.status == 500) {
+            abort(); /* what is written is always JSON */
+        }
+        (void)mx_messages_is_request(body);
+        json_object_put(body);
+        body = chat;
     }
     if (json_object_is_type(body, json_type_object)) {
         mx_api_params a;
