@@ -11,7 +11,8 @@
  * Before a request reaches the handler it has passed: header and body limits, deadlines, framing
  * checks (no Content-Length together with Transfer-Encoding), the Host and Origin rules, OPTIONS
  * and CORS, the API key. Replies made here are OpenAI error objects. Only what libmicrohttpd itself
- * cannot parse (a malformed request line, a header far beyond the limit) gets that library's reply.
+ * cannot parse (a malformed request line, a header far beyond the limit) gets that library's reply, in
+ * HTML: it has no way to change that (docs/decisions/0004-http.md has the list).
  *
  * A client that closes only its sending side counts as gone while it waits for a worker, a deferred
  * answer or a stream; an answer that is ready at once still reaches it.
