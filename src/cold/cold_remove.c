@@ -15,11 +15,12 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "cold/cold_state.h"
 
 typedef struct removal {
     uint64_t n_files, n_bytes, n_foreign;
-    unsigned n_again; /* folders that had got a new file before they could be removed */
+    uint64_t again_until_us; /* set when a folder had got a new file before it could be removed */
     mx_err err;
     mx_errbuf *eb;
     const mx_cold_fileops *ops;
@@ -159,9 +160,20 @@ static void remove_in(removal *r, int dir, const name_rule *rule, int depth)
     closedir(d);
 }
 
+/* A server that writes all the time wins many rounds in a row, how many depends on the machine: time
+ * is what the person who waits for the command has a measure of. */
+static bool goes_round_again(removal *r)
+{
+    enum { AGAIN_US = 10000000 };
+    const uint64_t now = mx_now_us();
+    if (r->again_until_us == 0) {
+        r->again_until_us = now + AGAIN_US;
+    }
+    return now < r->again_until_us;
+}
+
 static void remove_name(removal *r, int dir, const char *name, const name_rule *rule, int depth)
 {
-    enum { MAX_AGAIN = 1000 };
     struct stat st;
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return;
@@ -186,7 +198,7 @@ static void remove_name(removal *r, int dir, const char *name, const name_rule *
         do { /* a server may have written into it meanwhile */
             remove_in(r, fd, rule->below(name), depth + 1);
             is_gone = r->n_foreign > foreign_before || unlinkat(dir, name, AT_REMOVEDIR) == 0;
-        } while (!is_gone && (errno == ENOTEMPTY || errno == EEXIST) && r->n_again++ < MAX_AGAIN);
+        } while (!is_gone && (errno == ENOTEMPTY || errno == EEXIST) && goes_round_again(r));
         if (!is_gone) {
             fail(r, "remove the folder", name);
         }
