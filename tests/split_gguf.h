@@ -37,7 +37,7 @@ MX_UNUSED static void split_pad(mx_buf *b)
     }
 }
 
-/* Tensors [from, to) of g as part `no`; with total it says how many there are together. */
+/* Tensors [from, to) of g, which is open from memory, as part `no`; with total it says how many there are together. */
 MX_UNUSED static void split_write(mx_buf *b, const mx_gguf *g, size_t from, size_t to, uint64_t no,
                                   uint64_t n_parts, uint64_t total)
 {
@@ -70,7 +70,7 @@ MX_UNUSED static void split_write(mx_buf *b, const mx_gguf *g, size_t from, size
     for (size_t i = from; i < to; i++) {
         const mx_gguf_tensor *t = mx_gguf_tensor_at(g, i);
         split_pad(b);
-        mx_buf_append(b, t->data, t->n_bytes);
+        mx_buf_append(b, g->bytes + t->offset, t->n_bytes);
     }
     split_pad(b);
     if (b->failed) {

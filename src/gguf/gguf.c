@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opening, closing, and the guard against a file that is cut short while it is mapped.
+ * Opening, closing, and reading.
  *
- * The header is copied out of the mapping before it is parsed: metadata views (the vocabulary, the
- * chat template) stay sound whatever happens to the file, and a file rewritten between two reads
- * cannot show the parser two different counts. Only tensor data is read from the mapping; for
- * that, mx_gguf_guard turns SIGBUS into an error.
- *
- * SIGBUS cannot be avoided by checking the size first, because the file can shrink at any moment,
- * so a handler jumps out of the guarded function when the fault lies inside the guarded mapping,
- * on the thread that is guarded. Any other fault goes to the handler that was there before.
+ * The header is copied before it is parsed: metadata views (the vocabulary, the chat template) stay
+ * sound whatever happens to the file, and a file rewritten between two reads cannot show the parser
+ * two different counts.
  */
 #include "gguf/gguf.h"
 
@@ -18,92 +13,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- guard ----------------------------------------------------------------------------------- */
-
-typedef struct guard_frame {
-    sigjmp_buf jump;
-    const mx_gguf *g;
-} guard_frame;
-
-static _Thread_local guard_frame *volatile active_guard;
-static _Thread_local volatile sig_atomic_t in_foreign_fault;
-static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct sigaction previous_action; /* written before our handler is in force */
-
-static bool is_inside(const mx_gguf *g, const uint8_t *at)
-{
-    return g->is_mapped && at >= g->bytes && at < g->bytes + g->n_bytes;
-}
-
-/* The part that holds an address, or NULL. Called by the handler: reads only. */
-static const mx_gguf *find_part(const mx_gguf *g, const uint8_t *at)
-{
-    const mx_gguf *found = is_inside(g, at) ? g : NULL;
-    for (size_t i = 0; i < g->n_more && found == NULL; i++) {
-        found = is_inside(g->more[i], at) ? g->more[i] : NULL;
-    }
-    return found;
-}
-
-/* The default action ends the process: when the handler returns, the faulting instruction runs
- * again, and a signal that was sent is sent again. */
-static void end_by_signal(const siginfo_t *info)
-{
-    struct sigaction dfl = {.sa_handler = SIG_DFL};
-    sigaction(SIGBUS, &dfl, NULL);
-    if (info->si_code <= 0) {
-        raise(SIGBUS);
-    }
-}
-
-static void on_sigbus(int sig, siginfo_t *info, void *context)
-{
-    guard_frame *f = active_guard;
-    const uint8_t *at = info->si_addr;
-    /* si_code <= 0: sent by a process; there is no address then. */
-    if (f != NULL && info->si_code > 0 && find_part(f->g, at) != NULL) {
-        siglongjmp(f->jump, 1);
-    }
-    /* A handler installed after ours may itself chain to ours: then the chain is a ring. */
-    bool is_ring = in_foreign_fault != 0;
-    bool takes_info = (previous_action.sa_flags & SA_SIGINFO) != 0;
-    bool is_default = !takes_info && (previous_action.sa_handler == SIG_DFL ||
-                                      previous_action.sa_handler == SIG_IGN);
-    if (is_ring || is_default) {
-        end_by_signal(info);
-        return;
-    }
-    in_foreign_fault = 1;
-    if (takes_info) {
-        previous_action.sa_sigaction(sig, info, context);
-    } else {
-        previous_action.sa_handler(sig);
-    }
-    in_foreign_fault = 0;
-}
-
-/* Once per process in the normal case; again when somebody has replaced the handler since. */
-static bool install_handler(void)
-{
-    struct sigaction now, ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO};
-    sigemptyset(&ours.sa_mask);
-    pthread_mutex_lock(&install_lock);
-    bool ok = sigaction(SIGBUS, NULL, &now) == 0;
-    if (ok && !((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == on_sigbus)) {
-        previous_action = now;
-        ok = sigaction(SIGBUS, &ours, NULL) == 0;
-    }
-    pthread_mutex_unlock(&install_lock);
-    return ok;
-}
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* The file must still be what was checked at open: a file cut inside its last page reads as zeros
  * without any signal. */
@@ -125,80 +38,93 @@ static mx_err check_unchanged(const mx_gguf *g, mx_errbuf *eb)
     return MX_OK;
 }
 
-static mx_err check_all_unchanged(const mx_gguf *g, mx_errbuf *eb)
+static mx_err read_file(const mx_gguf *g, uint64_t at, uint8_t *out, size_t n, mx_errbuf *eb)
 {
-    MX_TRY(check_unchanged(g, eb));
-    for (size_t i = 0; i < g->n_more; i++) {
-        MX_TRY(check_unchanged(g->more[i], eb));
+    while (n > 0) {
+        const ssize_t got = pread(g->fd, out, n, (off_t)at);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got < 0) {
+            return mx_fail_errno(eb, MX_E_IO, errno, "the model file cannot be read at byte %llu",
+                                 (unsigned long long)at);
+        }
+        if (got == 0) {
+            return mx_fail(eb, MX_E_IO, "the model file was cut short at byte %llu (%zu bytes when "
+                           "it was opened): start again when it is complete",
+                           (unsigned long long)at, g->n_bytes);
+        }
+        out += got;
+        at += (uint64_t)got;
+        n -= (size_t)got;
     }
-    return MX_OK;
+    return check_unchanged(g, eb);
 }
 
-mx_err mx_gguf_guard(const mx_gguf *g, mx_err (*fn)(void *arg, mx_errbuf *eb), void *arg,
-                     mx_errbuf *eb)
+mx_err mx_gguf_read(const mx_gguf *g, size_t part, uint64_t at, void *out, size_t n, mx_errbuf *eb)
 {
-    guard_frame frame;
-    mx_err e;
-    if (!g->is_mapped) {
-        return fn(arg, eb);
+    const mx_gguf *p = part == 0 ? g : part <= g->n_more ? g->more[part - 1] : NULL;
+    if (p == NULL || at > p->n_bytes || n > p->n_bytes - at) {
+        return mx_fail(eb, MX_E_INVALID, "the model has no bytes %llu to %llu in part %zu",
+                       (unsigned long long)at, (unsigned long long)(at + n), part);
     }
-    if (!install_handler()) {
-        return mx_fail(eb, MX_E_IO, "the handler for SIGBUS cannot be installed");
+    if (p->fd < 0) {
+        memcpy(out, p->bytes + at, n);
+        return MX_OK;
     }
-    if (active_guard != NULL) {
-        return mx_fail(eb, MX_E_INVALID, "mx_gguf_guard called inside mx_gguf_guard");
+    return read_file(p, at, out, n, eb);
+}
+
+mx_err mx_gguf_read_tensor(const mx_gguf *g, const mx_gguf_tensor *t, size_t at, void *out, size_t n,
+                           mx_errbuf *eb)
+{
+    if (at > t->n_bytes || n > t->n_bytes - at) {
+        return mx_fail(eb, MX_E_INVALID, "tensor \"%.*s\" has %zu bytes, not %zu from %zu on",
+                       (int)t->name.len, t->name.ptr, t->n_bytes, n, at);
     }
-    frame.g = g;
-    if (sigsetjmp(frame.jump, 1) != 0) {
-        active_guard = NULL;
-        return mx_fail(eb, MX_E_IO, "the model file was cut short or cannot be read (%zu bytes "
-                       "when it was opened): start again when it is complete", g->n_bytes);
-    }
-    active_guard = &frame;
-    in_foreign_fault = 0; /* a foreign handler that jumped out has left it set */
-    /* The handler must see the frame before fn touches the mapping, and no longer after. */
-    atomic_signal_fence(memory_order_seq_cst);
-    e = fn(arg, eb);
-    atomic_signal_fence(memory_order_seq_cst);
-    active_guard = NULL;
-    return e == MX_OK ? check_all_unchanged(g, eb) : e;
+    return mx_gguf_read(g, t->part, t->offset + at, out, n, eb);
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-typedef struct header_job {
-    const mx_gguf *g;
-    uint8_t *copy; /* NULL: only measure */
-    size_t n_header;
-} header_job;
+/* How much of the file is taken for its header at first, and at most: a vocabulary of 250,000 words
+ * with its merges takes some 16 MiB. */
+enum { FIRST_READ = 4 << 20, MAX_HEADER = 1 << 30 };
 
-static mx_err header_step(void *arg, mx_errbuf *eb)
+static mx_err resize_header(mx_gguf *g, size_t n, mx_errbuf *eb)
 {
-    header_job *job = arg;
-    if (job->copy == NULL) {
-        return gguf_measure_header(job->g, &job->n_header, eb);
+    uint8_t *p = mx_realloc(g->header_copy, n);
+    if (p == NULL) {
+        return mx_fail(eb, MX_E_NOMEM, "not enough memory for the header (%zu bytes)", n);
     }
-    memcpy(job->copy, job->g->bytes, job->n_header);
+    g->header_copy = p;
     return MX_OK;
 }
 
 static mx_err copy_header(mx_gguf *g, mx_errbuf *eb)
 {
-    header_job job = {.g = g};
-    MX_TRY(mx_gguf_guard(g, header_step, &job, eb));
-    g->header_copy = mx_alloc(job.n_header);
-    if (g->header_copy == NULL) {
-        return mx_fail(eb, MX_E_NOMEM, "not enough memory for the header (%zu bytes)",
-                       job.n_header);
+    size_t have = 0, want = FIRST_READ, n_header;
+    bool ran_out;
+    mx_err e;
+    do {
+        want = mx_min_size(want, g->n_bytes);
+        MX_TRY(resize_header(g, want, eb));
+        MX_TRY(read_file(g, have, g->header_copy + have, want - have, eb));
+        have = want;
+        want *= 4;
+        e = gguf_measure_header(g->header_copy, have, &n_header, &ran_out, eb);
+    } while (e != MX_OK && ran_out && have < g->n_bytes && have < MAX_HEADER);
+    if (e != MX_OK && ran_out && have < g->n_bytes) {
+        return mx_fail(eb, MX_E_LIMIT, "its header has more than %d bytes", (int)MAX_HEADER);
     }
-    job.copy = g->header_copy;
-    MX_TRY(mx_gguf_guard(g, header_step, &job, eb));
+    MX_TRY(e);
+    MX_TRY(resize_header(g, n_header, eb));
     g->header = g->header_copy;
-    g->n_header = job.n_header;
+    g->n_header = n_header;
     return MX_OK;
 }
 
-static mx_err map_file(mx_gguf *g, const char *path, mx_errbuf *eb)
+static mx_err open_fd(mx_gguf *g, const char *path, mx_errbuf *eb)
 {
     struct stat st;
     /* O_NONBLOCK: a FIFO given by mistake is refused below instead of waited for. */
@@ -218,19 +144,13 @@ static mx_err map_file(mx_gguf *g, const char *path, mx_errbuf *eb)
                        (long long)st.st_size);
     }
     g->st = st;
-    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, g->fd, 0);
-    if (p == MAP_FAILED) {
-        return mx_fail_errno(eb, MX_E_IO, errno, "cannot map it");
-    }
-    g->bytes = p;
     g->n_bytes = (size_t)st.st_size;
-    g->is_mapped = true;
     return MX_OK;
 }
 
 static mx_err open_path(mx_gguf *g, const char *path, mx_errbuf *eb)
 {
-    MX_TRY(map_file(g, path, eb));
+    MX_TRY(open_fd(g, path, eb));
     MX_TRY(copy_header(g, eb));
     return gguf_parse(g, eb);
 }
@@ -387,9 +307,6 @@ void mx_gguf_close(mx_gguf *g)
         mx_gguf_close(g->more[i]); /* parts have no parts: one level deep */
     }
     mx_free(g->more);
-    if (g->is_mapped) {
-        munmap((void *)(uintptr_t)g->bytes, g->n_bytes);
-    }
     if (g->fd >= 0) {
         close(g->fd);
     }
@@ -413,7 +330,6 @@ mx_gguf_part mx_gguf_part_at(const mx_gguf *g, size_t i)
 {
     const mx_gguf *p = i == 0 ? g : g->more[i - 1];
     return (mx_gguf_part){
-        .bytes = p->bytes,
         .n_bytes = p->n_bytes,
         .device = (uint64_t)p->st.st_dev,
         .inode = (uint64_t)p->st.st_ino,
@@ -430,24 +346,4 @@ size_t mx_gguf_n_tensors(const mx_gguf *g)
 const mx_gguf_tensor *mx_gguf_tensor_at(const mx_gguf *g, size_t i)
 {
     return i < g->n_tensors ? &g->tensors[i] : NULL;
-}
-
-void mx_gguf_drop(const mx_gguf *g, const uint8_t *bytes, size_t n)
-{
-    const mx_gguf *part = find_part(g, bytes);
-    if (part == NULL || n == 0) {
-        return;
-    }
-    /* A fault maps the whole window around it (64 KiB on Linux unless somebody tunes it), so what was
-     * read has left pages beside it, too: 12 % of a file read in pieces of 512 KiB. Pages that a
-     * neighbour still needs come back by themselves. */
-    enum { FAULT_WINDOW = 64 << 10 };
-    const uint8_t *begin = bytes - ((uintptr_t)bytes & (FAULT_WINDOW - 1));
-    const uint8_t *end = bytes + n + (-(uintptr_t)(bytes + n) & (FAULT_WINDOW - 1));
-    const size_t n_mapped = mx_round_up(part->n_bytes, (size_t)sysconf(_SC_PAGESIZE));
-    const uint8_t *last = part->bytes + n_mapped;
-    begin = begin < part->bytes ? part->bytes : begin;
-    end = end > last ? last : end;
-    /* Advice: when it is refused the pages merely stay longer. */
-    (void)madvise((void *)(uintptr_t)begin, (size_t)(end - begin), MADV_DONTNEED);
 }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * gguf.h: reads GGUF v2/v3 model files through a mapping.
+ * gguf.h: reads GGUF v2/v3 model files.
  *
  * The file is untrusted: every count and offset is checked against the bytes that remain before it
- * is used. A file cut short by somebody else while it is mapped gives a load error, not a crash
- * (mx_gguf_guard). Opened and closed by one thread; in between any thread may read.
+ * is used. Opened and closed by one thread; in between any thread may read.
  *
- * Metadata, names and everything returned as mx_str lie in a private copy of the header and are
- * sound whatever happens to the file. Only tensor data and mx_gguf_bytes are the mapping itself:
- * read them inside mx_gguf_guard.
+ * Metadata, names and everything returned as mx_str lie in a private copy of the header. Tensor data
+ * is read into the caller's memory and never mapped: a file cut short by somebody else gives an
+ * error instead of a signal, and what has been read does not stay resident in a second copy, however
+ * large the pieces are in which the kernel maps files.
  *
  * A model may be split into parts (NAME-00001-of-0000N.gguf): metadata stands in part 1, each part
  * has tensors of its own. Opening any of them opens all, and they read as one file.
@@ -28,7 +28,8 @@ typedef struct mx_gguf_tensor {
     uint32_t n_dims;
     uint64_t ne[MX_GGUF_MAX_DIMS]; /* ne[0] is contiguous; unused ones are 1 */
     const mx_qtype_info *type;
-    const uint8_t *data;           /* inside the mapping */
+    size_t part;                   /* the file that holds it, from 0 */
+    uint64_t offset;               /* of its first byte in that file */
     size_t n_bytes;
 } mx_gguf_tensor;
 
@@ -38,10 +39,9 @@ mx_err mx_gguf_open_memory(mx_gguf **out, const uint8_t *bytes, size_t n, mx_err
 mx_err mx_gguf_open_memory_parts(mx_gguf **out, const mx_str *parts, size_t n_parts, mx_errbuf *eb);
 void mx_gguf_close(mx_gguf *g);
 
-/* One file of the model: its bytes, for fingerprinting, and what the system said about it when it was
- * opened (zeros when it is borrowed memory). */
+/* One file of the model: what the system said about it when it was opened (zeros but for the size when
+ * it is borrowed memory). */
 typedef struct mx_gguf_part {
-    const uint8_t *bytes; /* the mapping */
     size_t n_bytes;
     uint64_t device, inode;
     int64_t mtime_ns, ctime_ns;
@@ -78,16 +78,11 @@ mx_err mx_gguf_array_f32s(const mx_gguf *g, const char *key, size_t n, float *ou
 size_t mx_gguf_n_keys(const mx_gguf *g);
 mx_str mx_gguf_key_at(const mx_gguf *g, size_t i);
 
-/* Runs fn(arg) with a guard: when the calling thread faults in the mapping (the file was cut short
- * under us) the call returns MX_E_IO instead of ending the process, and so it does when the file's
- * size or time is no longer that of open. fn must not allocate or lock while it reads tensor data.
- * The guard covers the calling thread only: work spread over a pool calls it on each worker. It
- * cannot be nested. */
-mx_err mx_gguf_guard(const mx_gguf *g, mx_err (*fn)(void *arg, mx_errbuf *eb), void *arg,
-                     mx_errbuf *eb);
-
-/* Tells the kernel that these bytes of the mapping are no longer needed: they do not count as
- * resident until somebody reads them again. */
-void mx_gguf_drop(const mx_gguf *g, const uint8_t *bytes, size_t n);
+/* Copies n bytes of a part, from `at` on. MX_E_IO when they cannot be read, or when the file is no longer
+ * what was opened (its size or time changed); MX_E_INVALID when there are no such bytes. */
+mx_err mx_gguf_read(const mx_gguf *g, size_t part, uint64_t at, void *out, size_t n, mx_errbuf *eb);
+/* The same within a tensor: `at` counts from its first byte. */
+mx_err mx_gguf_read_tensor(const mx_gguf *g, const mx_gguf_tensor *t, size_t at, void *out, size_t n,
+                           mx_errbuf *eb);
 
 #endif

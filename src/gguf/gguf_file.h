@@ -46,13 +46,12 @@ typedef struct gguf_index {
 } gguf_index;
 
 struct mx_gguf {
-    const uint8_t *bytes;   /* the whole file: mapped, or borrowed from the caller */
-    size_t n_bytes;
+    const uint8_t *bytes;   /* borrowed from the caller; NULL when there is a file */
+    size_t n_bytes;         /* of the whole file */
     uint8_t *header_copy;   /* NULL when the bytes are borrowed */
     const uint8_t *header;  /* what keys, values and names point into */
     size_t n_header;
     int fd;                 /* -1 when the bytes are borrowed */
-    bool is_mapped;
     struct stat st;         /* at open; zeros when the bytes are borrowed */
 
     /* Set by parsing; n_split 1 = not split. */
@@ -74,6 +73,7 @@ struct mx_gguf {
 typedef struct gguf_cursor {
     const uint8_t *at;
     const uint8_t *end;
+    bool ran_out; /* something was asked for that lies beyond the end */
 } gguf_cursor;
 
 MX_INLINE size_t gguf_left(const gguf_cursor *c)
@@ -81,9 +81,17 @@ MX_INLINE size_t gguf_left(const gguf_cursor *c)
     return (size_t)(c->end - c->at);
 }
 
+/* Whether n more bytes are there; it is remembered when they are not. */
+MX_INLINE bool gguf_has(gguf_cursor *c, uint64_t n)
+{
+    const bool has = n <= gguf_left(c);
+    c->ran_out = c->ran_out || !has;
+    return has;
+}
+
 MX_INLINE MX_MUST_CHECK bool gguf_read_u32(gguf_cursor *c, uint32_t *out)
 {
-    if (gguf_left(c) < 4) {
+    if (!gguf_has(c, 4)) {
         return false;
     }
     *out = mx_get_le32(c->at);
@@ -93,7 +101,7 @@ MX_INLINE MX_MUST_CHECK bool gguf_read_u32(gguf_cursor *c, uint32_t *out)
 
 MX_INLINE MX_MUST_CHECK bool gguf_read_u64(gguf_cursor *c, uint64_t *out)
 {
-    if (gguf_left(c) < 8) {
+    if (!gguf_has(c, 8)) {
         return false;
     }
     *out = mx_get_le64(c->at);
@@ -104,7 +112,7 @@ MX_INLINE MX_MUST_CHECK bool gguf_read_u64(gguf_cursor *c, uint64_t *out)
 MX_INLINE MX_MUST_CHECK bool gguf_read_str(gguf_cursor *c, mx_str *out)
 {
     uint64_t len;
-    if (!gguf_read_u64(c, &len) || len > gguf_left(c)) {
+    if (!gguf_read_u64(c, &len) || !gguf_has(c, len)) {
         return false;
     }
     *out = (mx_str){(const char *)c->at, (size_t)len};
@@ -122,8 +130,10 @@ bool gguf_skip_values(gguf_cursor *c, uint32_t type, uint64_t count) MX_MUST_CHE
 
 /* Fills g from the bytes of its header. Everything it allocates hangs on g. */
 mx_err gguf_parse(mx_gguf *g, mx_errbuf *eb);
-/* How many bytes the header has; the first pass over an untrusted mapping, allocates nothing. */
-mx_err gguf_measure_header(const mx_gguf *g, size_t *n_header, mx_errbuf *eb);
+/* How many bytes the header has, which begins at `bytes`; allocates nothing. After a failure *ran_out
+ * tells whether it goes on behind the n bytes. */
+mx_err gguf_measure_header(const uint8_t *bytes, size_t n, size_t *n_header, bool *ran_out,
+                           mx_errbuf *eb);
 
 /* Joins parts that were opened one by one: checks that they belong together and gives parts[0] the
  * tensors of all. parts[0] owns the others from then on; parts[1..] become NULL, also on failure. */

@@ -179,7 +179,7 @@ mx_err mx_gguf_get_str(const mx_gguf *g, const char *key, mx_str *out, mx_errbuf
 {
     const gguf_kv *kv;
     MX_TRY(find_scalar(g, key, "a string", &kv, eb));
-    gguf_cursor c = {kv->data, kv->data + kv->n_bytes};
+    gguf_cursor c = {.at = kv->data, .end = kv->data + kv->n_bytes};
     if (kv->type != GGUF_STRING || !gguf_read_str(&c, out)) {
         return wrong_type(kv, key, "a string", eb);
     }
@@ -229,7 +229,7 @@ mx_err mx_gguf_array_strs(const mx_gguf *g, const char *key, size_t n, mx_str *o
 {
     const gguf_kv *kv;
     MX_TRY(find_array(g, key, n, &kv, eb));
-    gguf_cursor c = {kv->data, kv->data + kv->n_bytes};
+    gguf_cursor c = {.at = kv->data, .end = kv->data + kv->n_bytes};
     for (size_t i = 0; i < n; i++) {
         if (kv->type != GGUF_STRING || !gguf_read_str(&c, &out[i])) {
             return wrong_type(kv, key, "an array of strings", eb);

@@ -65,7 +65,8 @@ bool gguf_skip_values(gguf_cursor *c, uint32_t type, uint64_t count)
 {
     size_t each = gguf_type_bytes(type);
     if (each > 0) {
-        if (count > gguf_left(c) / each) {
+        if (count > SIZE_MAX / each || !gguf_has(c, count * each)) {
+            c->ran_out = true;
             return false;
         }
         c->at += count * each;
@@ -132,7 +133,7 @@ static mx_err read_counts(gguf_cursor *c, uint64_t *n_tensors, uint64_t *n_kvs, 
                        (int)MAX_ENTRIES);
     }
     /* Both are small now: the sums cannot overflow. */
-    if (*n_kvs * MIN_KV_BYTES + *n_tensors * MIN_TENSOR_BYTES > gguf_left(c)) {
+    if (!gguf_has(c, *n_kvs * MIN_KV_BYTES + *n_tensors * MIN_TENSOR_BYTES)) {
         return mx_fail(eb, MX_E_FORMAT, "the file claims %llu tensors and %llu keys but has only "
                        "%zu bytes left for them: it is truncated or damaged",
                        (unsigned long long)*n_tensors, (unsigned long long)*n_kvs, gguf_left(c));
@@ -243,22 +244,30 @@ static mx_err read_tensor(gguf_cursor *c, uint64_t i, mx_gguf_tensor *t, uint64_
     return MX_OK;
 }
 
-mx_err gguf_measure_header(const mx_gguf *g, size_t *n_header, mx_errbuf *eb)
+static mx_err pass_header(gguf_cursor *c, mx_errbuf *eb)
 {
-    gguf_cursor c = {g->bytes, g->bytes + g->n_bytes};
     uint64_t n_tensors, n_kvs;
-    MX_TRY(read_counts(&c, &n_tensors, &n_kvs, eb));
+    MX_TRY(read_counts(c, &n_tensors, &n_kvs, eb));
     for (uint64_t i = 0; i < n_kvs; i++) {
         gguf_kv kv;
-        MX_TRY(read_kv(&c, i, &kv, eb));
+        MX_TRY(read_kv(c, i, &kv, eb));
     }
     for (uint64_t i = 0; i < n_tensors; i++) {
         mx_gguf_tensor t;
         uint64_t offset;
-        MX_TRY(read_tensor(&c, i, &t, &offset, eb));
+        MX_TRY(read_tensor(c, i, &t, &offset, eb));
     }
-    *n_header = (size_t)(c.at - g->bytes);
     return MX_OK;
+}
+
+mx_err gguf_measure_header(const uint8_t *bytes, size_t n, size_t *n_header, bool *ran_out,
+                           mx_errbuf *eb)
+{
+    gguf_cursor c = {.at = bytes, .end = bytes + n};
+    const mx_err e = pass_header(&c, eb);
+    *ran_out = c.ran_out;
+    *n_header = (size_t)(c.at - bytes);
+    return e;
 }
 
 /* ---- the index ------------------------------------------------------------------------------- */
@@ -323,12 +332,12 @@ const mx_gguf_tensor *mx_gguf_find_tensor(const mx_gguf *g, const char *name)
 
 /* ---- the data section ------------------------------------------------------------------------ */
 
-static int by_address(const void *a, const void *b)
+static int by_offset(const void *a, const void *b)
 {
     const mx_gguf_tensor *x = *(const mx_gguf_tensor *const *)a;
     const mx_gguf_tensor *y = *(const mx_gguf_tensor *const *)b;
-    if (x->data != y->data) {
-        return x->data < y->data ? -1 : 1;
+    if (x->offset != y->offset) {
+        return x->offset < y->offset ? -1 : 1;
     }
     return x->n_bytes < y->n_bytes ? -1 : x->n_bytes > y->n_bytes;
 }
@@ -342,12 +351,12 @@ static mx_err check_overlap(const mx_gguf *g, mx_errbuf *eb)
     for (size_t i = 0; i < g->n_tensors; i++) {
         order[i] = &g->tensors[i];
     }
-    qsort(order, g->n_tensors, sizeof *order, by_address);
+    qsort(order, g->n_tensors, sizeof *order, by_offset);
     mx_err e = MX_OK;
     for (size_t i = 1; i < g->n_tensors && e == MX_OK; i++) {
         const mx_gguf_tensor *a = order[i - 1];
         const mx_gguf_tensor *b = order[i];
-        if ((size_t)(b->data - a->data) < a->n_bytes) {
+        if (b->offset - a->offset < a->n_bytes) {
             safe_name s, z;
             e = mx_fail(eb, MX_E_FORMAT, "tensors \"%s\" and \"%s\" overlap in the file",
                         show(&s, a->name), show(&z, b->name));
@@ -399,7 +408,7 @@ static mx_err place_tensors(mx_gguf *g, mx_errbuf *eb)
                            "download it again", show(&s, t->name), t->n_bytes,
                            (unsigned long long)offset, (unsigned long long)room);
         }
-        t->data = g->bytes + start + offset;
+        t->offset = start + offset;
     }
     return check_overlap(g, eb);
 }
@@ -492,6 +501,9 @@ mx_err gguf_merge_tensors(mx_gguf *g, mx_errbuf *eb)
         if (part->n_tensors > 0) {
             memcpy(all + at, part->tensors, part->n_tensors * sizeof *all);
         }
+        for (size_t k = 0; k < part->n_tensors; k++) {
+            all[at + k].part = i + 1;
+        }
         at += part->n_tensors;
     }
     mx_free(g->tensors);
@@ -511,7 +523,7 @@ mx_err gguf_merge_tensors(mx_gguf *g, mx_errbuf *eb)
 
 mx_err gguf_parse(mx_gguf *g, mx_errbuf *eb)
 {
-    gguf_cursor c = {g->header, g->header + g->n_header};
+    gguf_cursor c = {.at = g->header, .end = g->header + g->n_header};
     uint64_t n_tensors, n_kvs;
     MX_TRY(read_counts(&c, &n_tensors, &n_kvs, eb));
     MX_TRY(parse_kvs(g, &c, (size_t)n_kvs, eb));

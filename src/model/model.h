@@ -2,8 +2,8 @@
  *
  * model.h: a loaded model: weights, hyper-parameters, vocabulary, template, and its forward pass.
  *
- * Loading maps the file, checks it, repacks tensor by tensor and drops the mapping. Afterwards the
- * description (config, tokeniser, template) is immutable and may be read by any thread; the forward
+ * Loading checks the file, then reads and repacks it tensor by tensor. Afterwards the description
+ * (config, tokeniser, template) is immutable and may be read by any thread; the forward
  * pass belongs to the engine thread and its compute pool.
  *
  * Contract (docs/numerics.md): the logits of a token depend only on the tokens before it: not on

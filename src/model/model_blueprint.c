@@ -220,17 +220,18 @@ static mx_err read_rope(reader *r, mx_blueprint *bp)
                     &bp->rope_local.freq_base);
 }
 
-typedef struct copy_job {
-    const mx_gguf_tensor *t;
-    float *out;
-} copy_job;
-
-static mx_err copy_floats(void *arg, mx_errbuf *eb)
+static mx_err read_floats(reader *r, const mx_gguf_tensor *t, float *out)
 {
-    (void)eb;
-    const copy_job *job = arg;
-    mx_dequantize(job->t->type->type, job->t->data, (size_t)job->t->ne[0], job->out);
-    return MX_OK;
+    uint8_t *bytes = mx_alloc(t->n_bytes);
+    if (bytes == NULL) {
+        return mx_fail(r->eb, MX_E_NOMEM, "no memory for the model");
+    }
+    mx_err e = mx_gguf_read_tensor(r->g, t, 0, bytes, t->n_bytes, r->eb);
+    if (e == MX_OK) {
+        mx_dequantize(t->type->type, bytes, (size_t)t->ne[0], out);
+    }
+    mx_free(bytes);
+    return e;
 }
 
 /* The divisors of llama-3's scaling are a tensor; they are part of the RoPE table, not a weight. */
@@ -251,7 +252,7 @@ static mx_err read_rope_factors(reader *r, mx_blueprint *bp)
         return mx_fail(r->eb, MX_E_NOMEM, "no memory for the model");
     }
     bp->rope.factors = bp->rope_factors;
-    MX_TRY(mx_gguf_guard(r->g, copy_floats, &(copy_job){t, bp->rope_factors}, r->eb));
+    MX_TRY(read_floats(r, t, bp->rope_factors));
     for (uint32_t j = 0; j < n; j++) {
         if (!(bp->rope_factors[j] > 0.0f && bp->rope_factors[j] < 1e30f)) {
             return mx_fail(r->eb, MX_E_FORMAT, "tensor rope_freqs.weight: entry %u is %g", j,

@@ -36,34 +36,30 @@ mx_file_stamp mx_file_stamp_of(const mx_gguf *g, size_t part)
 
 typedef struct hash_job {
     const mx_gguf *g;
-    const uint8_t *bytes;
-    size_t n_bytes, n_leaves;
+    size_t part, n_bytes, n_leaves;
     uint8_t *leaves; /* [n_leaves][32] */
     mx_pool_cursor cursor;
     mx_err err; /* atomic access */
     mx_errbuf eb;
 } hash_job;
 
-static mx_err hash_guarded(void *arg, mx_errbuf *eb)
-{
-    (void)eb;
-    hash_job *job = arg;
-    size_t begin, end;
-    while (mx_pool_take(&job->cursor, job->n_leaves, 1, &begin, &end)) {
-        size_t at = begin * LEAF_BYTES;
-        mx_hash256 h = mx_sha256_of(job->bytes + at, mx_min_size(LEAF_BYTES, job->n_bytes - at));
-        memcpy(job->leaves + begin * sizeof h.b, h.b, sizeof h.b);
-        mx_gguf_drop(job->g, job->bytes + at, mx_min_size(LEAF_BYTES, job->n_bytes - at));
-    }
-    return MX_OK;
-}
-
 static void hash_worker(void *arg, unsigned worker)
 {
     (void)worker;
     hash_job *job = arg;
+    size_t begin, end;
     mx_errbuf eb;
-    mx_err e = mx_gguf_guard(job->g, hash_guarded, job, &eb);
+    uint8_t *bytes = mx_alloc(LEAF_BYTES);
+    mx_err e = bytes != NULL ? MX_OK : mx_fail(&eb, MX_E_NOMEM, "no memory to hash the model file");
+    while (e == MX_OK && mx_pool_take(&job->cursor, job->n_leaves, 1, &begin, &end)) {
+        const size_t at = begin * LEAF_BYTES, n = mx_min_size(LEAF_BYTES, job->n_bytes - at);
+        e = mx_gguf_read(job->g, job->part, at, bytes, n, &eb);
+        if (e == MX_OK) {
+            mx_hash256 h = mx_sha256_of(bytes, n);
+            memcpy(job->leaves + begin * sizeof h.b, h.b, sizeof h.b);
+        }
+    }
+    mx_free(bytes);
     mx_err none = MX_OK;
     if (e != MX_OK && __atomic_compare_exchange_n(&job->err, &none, e, false, __ATOMIC_RELAXED,
                                                   __ATOMIC_RELAXED))
@@ -88,7 +84,7 @@ mx_err mx_fingerprint_compute(const mx_gguf *g, size_t part, mx_pool *pool, mx_h
                               mx_errbuf *eb)
 {
     const mx_gguf_part p = mx_gguf_part_at(g, part);
-    hash_job job = {.g = g, .bytes = p.bytes, .n_bytes = p.n_bytes};
+    hash_job job = {.g = g, .part = part, .n_bytes = p.n_bytes};
     job.n_leaves = job.n_bytes / LEAF_BYTES + (job.n_bytes % LEAF_BYTES != 0);
     size_t head = TAG_BYTES + 8;
     uint8_t *root = mx_alloc(head + job.n_leaves * sizeof out->b);

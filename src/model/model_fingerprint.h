@@ -22,7 +22,7 @@ typedef struct mx_file_stamp {
     int64_t mtime_ns, ctime_ns;
 } mx_file_stamp;
 
-/* As it was when the file was opened; mx_gguf_guard fails once the file has changed since. */
+/* As it was when the file was opened; mx_gguf_read fails once the file has changed since. */
 mx_file_stamp mx_file_stamp_of(const mx_gguf *g, size_t part);
 
 /* Hashes every byte of one part of the model (0 unless it is split) on all workers of the pool. */

@@ -5,9 +5,8 @@
  * because weights live and die together, and large pages spare the TLB: decode reads all of it for
  * every token.
  *
- * Matrices are repacked in pieces, each piece's pages of the mapping are dropped when it is done, and
- * the arena becomes resident as it is written: what is resident is one copy of what has been repacked
- * so far and half a megabyte per worker of the file.
+ * Matrices are read and repacked in pieces, and the arena becomes resident as it is written: what is
+ * resident is one copy of what has been repacked so far and half a megabyte per worker of the file.
  */
 #include "base/mem.h"
 #include "model/model_internal.h"
@@ -397,8 +396,8 @@ static mx_err look_up(loader *l, mx_weights *w, const mx_blueprint *bp)
 
 /* ---- pass 3: repack -------------------------------------------------------------------------- */
 
-/* About so many bytes of the file at a time: what a worker holds of the mapping, and the unit in
- * which a large matrix is shared between workers. */
+/* About so many bytes of the file at a time: what a worker holds of it, and the unit in which a large
+ * matrix is shared between workers. */
 enum { PIECE_BYTES = 512 << 10 };
 
 /* Some panels of one matrix, or (n_panels 0) a vector. */
@@ -413,6 +412,7 @@ typedef struct repack_job {
     uint8_t *arena;
     const piece *pieces;
     size_t n_pieces;
+    size_t most_bytes; /* of the file that one piece takes */
     mx_pool_cursor cursor;
     mx_err err; /* the first failure; atomic access */
     mx_errbuf eb;
@@ -426,6 +426,9 @@ static size_t row_bytes_of(const mx_gguf_tensor *t)
 /* The tensor's row that becomes row r of the matrix. */
 static uint32_t source_row(const mx_blueprint *bp, row_order order, uint32_t r)
 {
+    if (order == ROWS_ALL) {
+        return r; /* the shapes below belong to architectures that have other orders */
+    }
     const uint32_t d = bp->gdn.head_dim, hd = bp->head_dim;
     const uint32_t kd = bp->gdn.n_k_heads * d;
     const uint32_t n = bp->gdn.n_v_heads / bp->gdn.n_k_heads; /* value heads of a key head */
@@ -459,78 +462,60 @@ static uint32_t rows_of(const piece *p)
     return most < left ? most : left;
 }
 
-/* What a piece reads, or more: rows in another order are spread. */
-static const uint8_t *piece_source(const piece *p, const mx_blueprint *bp, size_t *n_bytes)
+static size_t bytes_of(const piece *p)
 {
-    const mx_gguf_tensor *t = p->it->t;
-    if (p->n_panels == 0) {
-        *n_bytes = t->n_bytes;
-        return t->data;
-    }
-    const size_t row_bytes = row_bytes_of(t);
-    size_t first = (size_t)p->first_panel * MX_PANEL_ROWS, n = rows_of(p);
-    if (p->it->order != ROWS_ALL) {
-        const size_t last = source_row(bp, p->it->order, (uint32_t)(first + n - 1));
-        first = source_row(bp, p->it->order, (uint32_t)first);
-        n = last >= first ? last - first + 1 : 1;
-    }
-    *n_bytes = n * row_bytes;
-    return t->data + ((size_t)p->matrix * p->it->n_out + first) * row_bytes;
+    return p->n_panels == 0 ? p->it->t->n_bytes : rows_of(p) * row_bytes_of(p->it->t);
 }
 
-typedef struct repack_one {
-    const piece *p;
-    const mx_blueprint *bp;
-    uint8_t *arena;
-    uint8_t *rows; /* space for a piece of which not all rows, or in another order, are taken */
-} repack_one;
-
-/* Brings the rows of the piece together, and packs them as a matrix of their own. */
-static void repack_sorted(const repack_one *one)
+/* Brings the rows of the piece together, in the matrix' order. Rows that are neighbours in the file
+ * are read at once. */
+static mx_err read_rows(const loader *l, const piece *p, uint8_t *rows, mx_errbuf *eb)
 {
-    const piece *p = one->p;
     const size_t row_bytes = row_bytes_of(p->it->t);
-    mx_wmat part = p->it->matrix[p->matrix];
-    const uint32_t first = p->first_panel * MX_PANEL_ROWS;
-    part.panels += p->first_panel * part.panel_bytes;
-    part.n_rows = rows_of(p);
-    part.n_panels = p->n_panels;
-    for (uint32_t r = 0; r < part.n_rows; r++) {
-        memcpy(one->rows + r * row_bytes,
-               p->it->t->data + source_row(one->bp, p->it->order, first + r) * row_bytes,
-               row_bytes);
+    const uint32_t first = p->first_panel * MX_PANEL_ROWS, n = rows_of(p);
+    for (uint32_t r = 0, run; r < n; r += run) {
+        const uint32_t from = source_row(l->bp, p->it->order, first + r);
+        run = 1;
+        while (r + run < n && source_row(l->bp, p->it->order, first + r + run) == from + run) {
+            run++;
+        }
+        const size_t at = ((size_t)p->matrix * p->it->n_out + from) * row_bytes;
+        MX_TRY(mx_gguf_read_tensor(l->g, p->it->t, at, rows + r * row_bytes, run * row_bytes, eb));
     }
-    mx_wmat_repack_panels(&part, 0, part.n_panels, one->rows);
+    return MX_OK;
 }
 
-static void transpose(const mx_gguf_tensor *t, float *out)
+static void transpose(const mx_gguf_tensor *t, const uint8_t *bytes, float *out)
 {
     const size_t n = (size_t)t->ne[0];
     for (size_t r = 0; r < t->ne[1]; r++) {
         float row[64];
-        mx_dequantize(t->type->type, t->data + r * row_bytes_of(t), n, row);
+        mx_dequantize(t->type->type, bytes + r * row_bytes_of(t), n, row);
         for (size_t i = 0; i < n; i++) {
             out[i * (size_t)t->ne[1] + r] = row[i];
         }
     }
 }
 
-static mx_err repack_guarded(void *arg, mx_errbuf *eb)
+/* `bytes` is space for what the piece takes of the file. */
+static mx_err repack_piece(const repack_job *job, const piece *p, uint8_t *bytes, mx_errbuf *eb)
 {
-    (void)eb;
-    const repack_one *one = arg;
-    const piece *p = one->p;
     const mx_gguf_tensor *t = p->it->t;
-    float *floats = (float *)(void *)(one->arena + p->it->offset);
-    if (p->n_panels != 0 && p->it->order != ROWS_ALL) {
-        repack_sorted(one);
-    } else if (p->n_panels != 0) {
-        const uint8_t *rows = t->data + (size_t)p->matrix * (t->n_bytes / p->it->n_matrices);
-        mx_wmat_repack_panels(&p->it->matrix[p->matrix], p->first_panel, p->n_panels, rows);
-    } else if (p->it->is_transposed) {
-        transpose(t, floats);
+    if (p->n_panels != 0) {
+        mx_wmat part = p->it->matrix[p->matrix];
+        part.panels += p->first_panel * part.panel_bytes;
+        part.n_rows = rows_of(p);
+        part.n_panels = p->n_panels;
+        MX_TRY(read_rows(job->l, p, bytes, eb));
+        mx_wmat_repack_panels(&part, 0, part.n_panels, bytes);
+        return MX_OK;
+    }
+    float *floats = (float *)(void *)(job->arena + p->it->offset);
+    MX_TRY(mx_gguf_read_tensor(job->l->g, t, 0, bytes, t->n_bytes, eb));
+    if (p->it->is_transposed) {
+        transpose(t, bytes, floats);
     } else {
-        mx_dequantize(t->type->type, t->data, (size_t)t->ne[0], floats);
+        mx_dequantize(t->type->type, bytes, (size_t)t->ne[0], floats);
     }
     return MX_OK;
 }
@@ -540,27 +525,20 @@ static void repack_worker(void *arg, unsigned worker)
     (void)worker;
     repack_job *job = arg;
     size_t begin, end;
-    while (__atomic_load_n(&job->err, __ATOMIC_RELAXED) == MX_OK &&
+    mx_errbuf eb;
+    uint8_t *bytes = mx_alloc(job->most_bytes);
+    mx_err e = bytes != NULL ? MX_OK : mx_fail(&eb, MX_E_NOMEM, "no memory for the model");
+    while (e == MX_OK && __atomic_load_n(&job->err, __ATOMIC_RELAXED) == MX_OK &&
            mx_pool_take(&job->cursor, job->n_pieces, 1, &begin, &end))
     {
-        repack_one one = {.p = &job->pieces[begin], .bp = job->l->bp, .arena = job->arena};
-        mx_errbuf eb;
-        mx_err e = MX_OK;
-        if (one.p->it->order != ROWS_ALL) {
-            one.rows = mx_alloc(rows_of(one.p) * row_bytes_of(one.p->it->t));
-            e = one.rows != NULL ? MX_OK : mx_fail(&eb, MX_E_NOMEM, "no memory for the model");
-        }
-        e = e == MX_OK ? mx_gguf_guard(job->l->g, repack_guarded, &one, &eb) : e;
-        mx_free(one.rows);
-        mx_err none = MX_OK;
-        if (e != MX_OK && __atomic_compare_exchange_n(&job->err, &none, e, false, __ATOMIC_RELAXED,
-                                                      __ATOMIC_RELAXED))
-        {
-            job->eb = eb; /* only the first one writes */
-        }
-        size_t n_bytes;
-        const uint8_t *bytes = piece_source(one.p, one.bp, &n_bytes);
-        mx_gguf_drop(job->l->g, bytes, n_bytes);
+        e = repack_piece(job, &job->pieces[begin], bytes, &eb);
+    }
+    mx_free(bytes);
+    mx_err none = MX_OK;
+    if (e != MX_OK && __atomic_compare_exchange_n(&job->err, &none, e, false, __ATOMIC_RELAXED,
+                                                  __ATOMIC_RELAXED))
+    {
+        job->eb = eb; /* only the first one writes */
     }
 }
 
@@ -610,6 +588,9 @@ static mx_err run_pieces(loader *l, uint8_t *arena, mx_pool *pool)
     }
     (void)cut_into_pieces(l, arena, pieces);
     job.pieces = pieces;
+    for (size_t i = 0; i < job.n_pieces; i++) {
+        job.most_bytes = mx_max_size(job.most_bytes, bytes_of(&pieces[i]));
+    }
     mx_pool_run(pool, repack_worker, &job);
     mx_free(pieces);
     return job.err == MX_OK ? MX_OK : mx_fail(l->eb, job.err, "%s", job.eb.text);

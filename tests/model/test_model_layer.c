@@ -16,6 +16,7 @@
 typedef struct reference {
     const mx_kern *k;
     mx_gguf *g;
+    const uint8_t *file; /* its bytes */
     mx_act_type act;
 } reference;
 
@@ -35,13 +36,18 @@ static const mx_gguf_tensor *tensor(const reference *ref, const char *name)
     return t;
 }
 
+static const uint8_t *bytes_of(const reference *ref, const mx_gguf_tensor *t)
+{
+    return ref->file + t->offset;
+}
+
 /* y = rmsnorm(x, the vector) */
 static void norm(const reference *ref, const char *name, const float *x, float *y)
 {
     const mx_gguf_tensor *t = tensor(ref, name);
     const uint32_t n = (uint32_t)t->ne[0];
     float *w = need(n, sizeof *w);
-    mx_dequantize(t->type->type, t->data, n, w);
+    mx_dequantize(t->type->type, bytes_of(ref, t), n, w);
     ref->k->rmsnorm(y, x, w, n, 1e-5f);
     mx_free(w);
 }
@@ -59,7 +65,7 @@ static void product_of(const reference *ref, mx_act_type type, const char *name,
     void *act = mx_alloc_aligned(64, act_bytes);
     assert_true(panels != NULL && act != NULL);
     memset(act, 0, act_bytes);
-    mx_wmat_repack(&w, t->type->type, n_out, n_in, t->data, panels);
+    mx_wmat_repack(&w, t->type->type, n_out, n_in, bytes_of(ref, t), panels);
     void *scratch = mx_alloc_aligned(64, mx_round_up(mx_kern_matmul_scratch(&w), 64));
     assert_non_null(scratch);
     mx_act_bind(&a, type, 1, n_in, act);
@@ -83,7 +89,7 @@ static void reference_hidden(const reference *ref, const mx_tiny_spec *s, uint32
     float *v = need(s->n_kv_heads * s->head_dim, sizeof *v), *o = need(q_width, sizeof *o);
     float *gate = need(s->n_ff, sizeof *gate), *up = need(s->n_ff, sizeof *up);
     const mx_gguf_tensor *embd = tensor(ref, "token_embd.weight");
-    mx_dequantize(embd->type->type, embd->data + embd->n_bytes / s->n_vocab * token, e, x);
+    mx_dequantize(embd->type->type, bytes_of(ref, embd) + embd->n_bytes / s->n_vocab * token, e, x);
     norm(ref, "blk.0.attn_norm.weight", x, h);
     product(ref, "blk.0.attn_v.weight", h, v);
     for (uint32_t i = 0; i < s->n_heads; i++) {
@@ -120,7 +126,8 @@ static void layer_is_what_is_written(mx_act_type act, mx_qtype type)
     mx_buf file = {0};
     mx_errbuf eb = {{0}};
     mx_tiny_build(&file, &spec);
-    reference ref = {.k = mx_kern_get(MX_CPU_PORTABLE), .act = act};
+    reference ref = {.k = mx_kern_get(MX_CPU_PORTABLE), .act = act,
+                     .file = (const uint8_t *)file.ptr};
     rig_check(mx_gguf_open_memory(&ref.g, (const uint8_t *)file.ptr, file.len, &eb), &eb, "file");
     rig r = rig_open_tiny(&spec, o);
     float *want = need(r.n_embd, sizeof *want), *got = need(r.n_embd, sizeof *got);

@@ -21,7 +21,7 @@ static size_t header_bytes(const mx_buf *file)
     mx_gguf *g;
     mx_errbuf eb;
     rig_check(mx_gguf_open_memory(&g, (const uint8_t *)file->ptr, file->len, &eb), &eb, "gguf");
-    size_t n = (size_t)(mx_gguf_tensor_at(g, 0)->data - (const uint8_t *)file->ptr);
+    size_t n = (size_t)mx_gguf_tensor_at(g, 0)->offset;
     mx_gguf_close(g);
     return n;
 }

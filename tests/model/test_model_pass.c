@@ -168,7 +168,7 @@ static rig open_spoiled(mx_tiny_spec s, const char *tensor, size_t element, floa
     mx_tiny_build(&bytes, &s);
     rig_check(mx_gguf_open_memory(&g, (const uint8_t *)bytes.ptr, bytes.len, &eb), &eb, "gguf");
     const mx_gguf_tensor *t = mx_gguf_find_tensor(g, tensor);
-    memcpy(bytes.ptr + (t->data - (const uint8_t *)bytes.ptr) + element * 4, &value, 4);
+    memcpy(bytes.ptr + t->offset + element * 4, &value, 4);
     mx_gguf_close(g);
     snprintf(path, sizeof path, "/tmp/mtplx-test-XXXXXX");
     int fd = mkstemp(path);
