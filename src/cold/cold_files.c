@@ -440,7 +440,9 @@ mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb)
 {
     if (is_current(f) && is_alive(f->root_fd) && is_alive(f->pages_fd)
         && is_alive(f->sessions_fd) && (!f->has_states || is_alive(f->states_fd))) {
-        return MX_OK;
+        /* `cache rm --all` removes the marker last, when the folders may be there again; without it the
+         * next one would refuse. */
+        return create ? write_marker(f, eb) : MX_OK;
     }
     mx_cold_folder_close(f);
     mx_err err = open_all(f, create, eb);
