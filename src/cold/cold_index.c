@@ -585,6 +585,15 @@ mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *pare
     return best;
 }
 
+bool mx_cold_index_is_named(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, id);
+    bool is_named = n != NULL && (n->has_manifest || n->is_inner);
+    pthread_mutex_unlock(&ix->lock);
+    return is_named;
+}
+
 /* A partial page beside a full one. */
 static bool is_extendable(const node *n)
 {
@@ -599,6 +608,7 @@ mx_err mx_cold_index_partials(mx_cold_index *ix, mx_cold_partial **out, size_t *
     *out = NULL;
     *n = 0;
     pthread_mutex_lock(&ix->lock);
+    find_inner_locked(ix);
     for (size_t i = 0; i < ix->n_buckets && err == MX_OK; i++) {
         for (const node *p = ix->buckets[i]; p != NULL; p = p->next) {
             if (!is_extendable(p)) {

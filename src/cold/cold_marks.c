@@ -60,7 +60,8 @@ static bool is_durable(mx_sweep *s, const mx_hash256 *id)
     return is_synced;
 }
 
-/* Does a full page with the same parent begin with this partial page's tokens? */
+/* Does a full page with the same parent begin with this partial page's tokens? One that no manifest names does
+ * not count: the partial page's own goes with it, and then nobody would find the rows after a restart. */
 static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
 {
     enum { BATCH = 32, ROUNDS = 8 };
@@ -78,7 +79,7 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
             mx_cold_index_best_child(c->index, &partial->parent, page.tokens, page.n_tokens,
                                      true, unknown, BATCH, &n_unknown);
         if (best.n_common >= page.n_tokens) {
-            return is_durable(s, &best.id);
+            return mx_cold_index_is_named(c->index, &best.id) && is_durable(s, &best.id);
         }
         if (n_unknown == 0) {
             return false;
@@ -110,6 +111,15 @@ static void mark_named(const mx_sweep *s, bool *marked, mx_hash256 *ids, size_t 
     }
 }
 
+/* Manifests that say what the marked ones do must not be lost after these: another process may have
+ * written one a moment ago. */
+static void spare_unless_synced(const mx_sweep *s, bool *marked, size_t n_marked)
+{
+    if (n_marked > 0 && s->f->ops->fsync(s->f->sessions_fd) != 0) {
+        memset(marked, 0, s->n_files * sizeof *marked);
+    }
+}
+
 void mx_sweep_mark_superseded(mx_sweep *s, bool *marked)
 {
     mx_cold_partial *partials;
@@ -123,6 +133,7 @@ void mx_sweep_mark_superseded(mx_sweep *s, bool *marked)
     }
     /* A manifest has the name of its last page: it goes with a partial one. */
     mark_named(s, marked, extended, n_extended, true);
+    spare_unless_synced(s, marked, n_extended);
     mx_free(extended);
     mx_free(partials);
 }
@@ -134,9 +145,7 @@ void mx_sweep_mark_dead_manifests(mx_sweep *s, bool *marked)
     if (mx_cold_index_dead_manifests(s->c->index, &dead, &n_dead) == MX_OK) {
         mark_named(s, marked, dead, n_dead, false);
     }
-    if (n_dead > 0 && s->f->ops->fsync(s->f->sessions_fd) != 0) { /* those that say it, too */
-        memset(marked, 0, s->n_files * sizeof *marked);
-    }
+    spare_unless_synced(s, marked, n_dead);
     mx_free(dead);
 }
 

@@ -204,6 +204,31 @@ static void test_superseded_partial_pages_go(void **arg)
     }
 }
 
+/* Under the limit the longer conversation has lost its end and its manifest, not yet the full page: who
+ * starts later would not know that this page goes on where the shorter one's is gone. */
+static void test_partial_page_outlives_an_unnamed_full_one(void **arg)
+{
+    state *s = *arg;
+    char hex[65], path[700];
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 64 + 20);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    talk_cut(&s->talk, 128 + 5);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    mx_hash256_hex(&s->talk.ids[2], hex);
+    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    assert_int_equal(unlink(path), 0);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    assert_int_equal(unlink(path), 0);
+    sweep(c);
+    sweep(c);
+    mx_cold_close(c);
+    c = help_open_settled(&s->cfg);
+    talk_cut(&s->talk, 64 + 20);
+    assert_int_equal(help_read_talk(c, &s->talk, 64 + 20), 64 + 20);
+    mx_cold_close(c);
+}
+
 static void test_superfluous_manifests_go(void **arg)
 {
     state *s = *arg;
@@ -665,6 +690,7 @@ int main(void)
         T(test_young_files_are_never_deleted),
         T(test_writer_starts_the_sweep),
         T(test_superseded_partial_pages_go),
+        T(test_partial_page_outlives_an_unnamed_full_one),
         T(test_superfluous_manifests_go),
         T(test_manifest_stays_when_the_longer_one_goes),
         T(test_manifest_of_another_version_stays),
