@@ -210,7 +210,11 @@ static bool check_stop(mx_engine *e)
         sweep_done(&e->runs);
         sweep_done(&e->queue);
     }
-    return e->runs == NULL && e->queue == NULL;
+    /* Since it stops nobody is let in, but somebody may have come just before. */
+    pthread_mutex_lock(&e->mu);
+    bool is_empty = e->incoming == NULL;
+    pthread_mutex_unlock(&e->mu);
+    return is_empty && e->runs == NULL && e->queue == NULL;
 }
 
 static void sleep_until_woken(mx_engine *e)

@@ -474,6 +474,7 @@ void mx_admit_requeue(mx_engine *e, mx_request *r)
     mx_seq_free(&r->seq);
     mx_seq_init(&r->seq, e->pool, &r->root);
     r->state = MX_RUN_QUEUED;
+    r->paused_since_us = 0; /* the line is not the reader's fault */
     mx_admit_unfollow(r);
     r->hidden_at = 0;
     e->live.n_requeued++;

@@ -369,6 +369,120 @@ static void stopping_ends_everything(void **state)
     }
 }
 
+typedef struct glance {
+    const mx_request *r;
+    mx_run_state state;
+    uint64_t paused_since_us;
+} glance;
+
+static void look_at_run(void *arg, const mx_engine_view *view)
+{
+    (void)view;
+    glance *l = arg;
+    l->state = l->r->state;
+    l->paused_since_us = l->r->paused_since_us;
+}
+
+/* A run is paused because nobody reads what it wrote, and then has to give its pages to an older one:
+ * however long it waits in the line, that is not its reader's fault, who would be taken for gone. */
+static void waiting_in_line_is_no_pause(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(2048);
+    rig g;
+    rig_open(&g, &spec, 1, 28);
+    rig_start(&g);
+    int32_t prompt[10];
+    random_prompt(prompt, 10, 1);
+    question q = {.prompt = prompt, .n_prompt = 10, .max_tokens = 1600, .no_logprobs = true};
+    question unread = {.prompt = prompt, .n_prompt = 9, .max_tokens = 1600, .seed = 3};
+    asking a, b;
+    answer got;
+    ask(&g, &a, &q);
+    ask(&g, &b, &unread);
+    glance l = {.r = b.request};
+    bool was_paused = false;
+    uint64_t until = mx_now_us() + 60 * 1000000;
+    do {
+        assert_true(mx_now_us() < until);
+        usleep(500);
+        assert_int_equal(mx_engine_call(g.engine, look_at_run, &l), MX_OK);
+        was_paused = was_paused || l.paused_since_us != 0;
+    } while (!was_paused || l.state != MX_RUN_QUEUED);
+    assert_int_equal(l.paused_since_us, 0);
+    await(&a, &got);
+    assert_int_equal(got.finish, MX_FINISH_LENGTH);
+    answer_free(&got);
+    await(&b, &got);
+    assert_int_equal(got.finish, MX_FINISH_LENGTH);
+    answer_free(&got);
+    rig_close(&g);
+}
+
+typedef struct latecomers {
+    rig *g;
+    question q;
+    asking a[64];
+    size_t n;
+    mx_err err; /* what the last one was told */
+    pthread_t stopper;
+} latecomers;
+
+static void *stop_engine(void *arg)
+{
+    latecomers *l = arg;
+    mx_engine_stop(l->g->engine, 0, 10 * 1000000);
+    return NULL;
+}
+
+/* On the engine's thread, which has taken what had come and will look next whether it is to end. */
+static void come_until_stopped(void *arg, const mx_engine_view *view)
+{
+    (void)view;
+    latecomers *l = arg;
+    mx_errbuf eb;
+    if (try_ask(l->g, &l->a[l->n++], &l->q, &eb) != MX_OK ||
+        pthread_create(&l->stopper, NULL, stop_engine, l) != 0)
+    {
+        abort();
+    }
+    while (l->n < MX_COUNT(l->a)) {
+        l->err = try_ask(l->g, &l->a[l->n], &l->q, &eb);
+        if (l->err != MX_OK) {
+            return;
+        }
+        l->n++;
+        usleep(1000);
+    }
+}
+
+/* Whom the engine has let in is told the end, also who came at the last moment. */
+static void stopping_forgets_nobody(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(256);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    rig_start(&g);
+    int32_t prompt[10];
+    random_prompt(prompt, 10, 1);
+    latecomers l = {.g = &g, .q = {.prompt = prompt, .n_prompt = 10, .max_tokens = 5}};
+    assert_int_equal(mx_engine_call(g.engine, come_until_stopped, &l), MX_OK);
+    pthread_join(l.stopper, NULL);
+    assert_int_equal(l.err, MX_E_CANCELLED);
+    for (size_t i = 0; i < l.n; i++) {
+        mx_output o = {0};
+        mx_request_read(l.a[i].request, &o);
+        assert_int_equal(o.finish, MX_FINISH_CANCELLED);
+        mx_output_free(&o);
+        mx_request_unref(l.a[i].request);
+        put_waiter(l.a[i].waiter);
+    }
+    mx_engine_destroy(g.engine);
+    g.engine = NULL;
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,6 +496,8 @@ int main(void)
         cmocka_unit_test(non_finite_ends_one_request),
         cmocka_unit_test(full_queue_is_refused),
         cmocka_unit_test(stopping_ends_everything),
+        cmocka_unit_test(stopping_forgets_nobody),
+        cmocka_unit_test(waiting_in_line_is_no_pause),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
