@@ -6,7 +6,7 @@
  */
 #include "cold/cold_help.h"
 
-#include "base/clock.h"
+#include <time.h>
 #include "cold/cold_index.h"
 
 enum { N_CHILDREN = 300, N_PARENTS = 3, N_STEPS = 6000, N_VOCABULARY = 3, CAP = 2 * N_CHILDREN };
@@ -187,7 +187,15 @@ static void test_page_knows_its_parent_best(void **arg)
 
 /* ---- many ------------------------------------------------------------------------------------ */
 
-/* Microseconds for some searches among so many children, the best of three. */
+/* The time that others have the core does not count. */
+static uint64_t cpu_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+/* Microseconds of CPU time for some searches among so many children, the best of three. */
 static uint64_t time_searches(unsigned n_children)
 {
     enum { N_SEARCHES = 2000 };
@@ -203,7 +211,7 @@ static uint64_t time_searches(unsigned n_children)
         assert_int_equal(mx_cold_index_link(ix, &id, &up, n, tokens), MX_OK);
     }
     for (int round = 0; round < 3; round++) {
-        uint64_t start = mx_now_us();
+        uint64_t start = cpu_us();
         for (int i = 0; i < N_SEARCHES; i++) {
             size_t n_unknown;
             make_tokens(&random, tokens);
@@ -211,7 +219,7 @@ static uint64_t time_searches(unsigned n_children)
                                                           0, &n_unknown);
             assert_true(best.n_common > 0);
         }
-        uint64_t us = mx_now_us() - start;
+        uint64_t us = cpu_us() - start;
         least = us < least ? us : least;
     }
     mx_cold_index_destroy(ix);
