@@ -20,6 +20,7 @@ struct mx_signals {
     pthread_cond_t arrived;
     int first;          /* the first signal, 0 = none yet */
     bool ends_cleanly;
+    bool is_ending;     /* destroy was called */
     sigset_t set;
 };
 
@@ -31,10 +32,15 @@ static void *signal_main(void *arg)
         if (sigwait(&s->set, &sig) != 0) {
             continue;
         }
-        if (sig == SIGUSR1) {
-            return NULL; /* destroy's word; nobody else sends it to this thread */
-        }
         pthread_mutex_lock(&s->mu);
+        if (sig == SIGUSR1) { /* destroy's word, or sent to the process by anybody */
+            bool is_ending = s->is_ending;
+            pthread_mutex_unlock(&s->mu);
+            if (is_ending) {
+                return NULL;
+            }
+            continue;
+        }
         bool at_once = s->first != 0 || !s->ends_cleanly;
         if (!at_once) {
             s->first = sig;
@@ -93,6 +99,9 @@ void mx_signals_destroy(mx_signals *s)
     if (s == NULL) {
         return;
     }
+    pthread_mutex_lock(&s->mu);
+    s->is_ending = true;
+    pthread_mutex_unlock(&s->mu);
     pthread_kill(s->thread, SIGUSR1);
     pthread_join(s->thread, NULL);
     pthread_mutex_destroy(&s->mu);

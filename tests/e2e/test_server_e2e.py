@@ -296,6 +296,13 @@ def test_second_signal_ends_at_once(start, number, code):
     sock.close()
 
 
+def test_a_signal_of_others_changes_nothing(start):
+    s = start("--ssd-session-cache", "off")
+    s.send(signal.SIGUSR1)
+    assert s.chat("Hi", max_tokens=1).finish
+    assert s.stop() == 0
+
+
 def test_shutdown_lets_answers_end(start):
     s = start(*EXACT)
     result = {}
