@@ -83,13 +83,18 @@ static mx_err fail_bind(const mx_http *h, int saved_errno, mx_errbuf *eb)
 static mx_err open_first(mx_http *h, int *out_fd, mx_errbuf *eb)
 {
     const char *host = h->cfg.host;
-    char service[8];
+    char service[8], bare[64];
     snprintf(service, sizeof service, "%u", h->cfg.port);
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
     if (strcmp(host, "localhost") == 0) {
         hints.ai_family = AF_INET;
         host = "127.0.0.1";
+    }
+    size_t n = strlen(host);
+    if (n > 2 && n < sizeof bare && host[0] == '[' && host[n - 1] == ']') { /* as in a URL */
+        snprintf(bare, sizeof bare, "%.*s", (int)(n - 2), host + 1);
+        host = bare;
     }
     struct addrinfo *list = NULL;
     int rc = getaddrinfo(host, service, &hints, &list);

@@ -488,6 +488,15 @@ static void test_ipv6(void **state)
     assert_non_null(strstr(r.body.ptr, "GET /six"));
     reply_free(&r);
     close(fd);
+    /* by itself, also as it stands in a URL */
+    static const char *const hosts[] = {"::1", "[::1]"};
+    for (size_t i = 0; i < MX_COUNT(hosts); i++) {
+        stop(NULL);
+        start((mx_http_config){.host = hosts[i]});
+        fd = client_connect_to(mx_http_port(server), AF_INET6);
+        assert_true(fd >= 0);
+        close(fd);
+    }
 }
 
 int main(void)
