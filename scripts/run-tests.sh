@@ -162,7 +162,7 @@ run_aarch64() {
         -DCMAKE_BUILD_TYPE=Check -DMTPLX_WERROR=ON &&
         run_ctest "aarch64 (qemu-user)" build-aarch64 \
             -L '^(base|gguf|kernels|kv|bank|cold|model|exactness|golden)$' \
-            -E '/test_(fidelity|reference_tiny|tokenizer_(vectors|growth)|cold_(faults|crash|damage|power).*|exact_history|model_mutated)$'
+            -E '/test_(fidelity|reference_tiny|tokenizer_(vectors|growth)|cold_(faults|crash|damage|power|processes).*|exact_history|model_mutated)$'
 }
 
 # What tests started must have ended. This also ends what has not, by id.
