@@ -441,9 +441,8 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
     c->wake = cfg->wake;
     c->wake_arg = cfg->wake_arg;
     c->gone = cfg->gone;
-    c->wall_start_s = mx_wall_s();
-    c->boot_start_us = mx_boottime_us();
     fill_tuning(c, &cfg->tuning);
+    mx_cold_start_clock(c);
     take_key(c, cfg->auth_key);
     size_t dir_len = strlen(cfg->dir);
     while (dir_len > 1 && cfg->dir[dir_len - 1] == '/') {
@@ -484,7 +483,7 @@ mx_err mx_cold_open(mx_cold **out, const mx_kv_shape *shape, const mx_cold_confi
 /* False: it hangs in the folder, and is left to itself. */
 static bool join_until(pthread_t thread, const struct timespec *until)
 {
-    if (pthread_timedjoin_np(thread, NULL, until) == 0) {
+    if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, until) == 0) {
         return true;
     }
     pthread_detach(thread);
@@ -504,7 +503,7 @@ bool mx_cold_stop(mx_cold *c)
     pthread_cond_broadcast(&c->sweeper_cond);
     pthread_cond_broadcast(&c->idle_cond);
     pthread_mutex_unlock(&c->lock);
-    struct timespec until = after(CLOCK_REALTIME, c->tuning.stop_us); /* what timedjoin counts in */
+    struct timespec until = after(CLOCK_MONOTONIC, c->tuning.stop_us);
     c->is_stuck |= c->has_writer && !join_until(c->writer, &until);
     c->is_stuck |= c->has_reader && !join_until(c->reader, &until);
     for (size_t i = 0; i < c->n_lanes; i++) {
@@ -731,13 +730,6 @@ uint64_t mx_cold_low_water(const mx_cold *c, uint64_t limit)
     uint64_t room = (c->page_bytes + MX_DISK_PAYLOAD_AT) * FREE_PAGES + c->shape.state_bytes;
     room = room < limit / 2 ? room : limit / 2;
     return limit - (room > limit / 16 ? room : limit / 16);
-}
-
-int64_t mx_cold_now_s(const mx_cold *c)
-{
-    int64_t wall = mx_wall_s();
-    int64_t steady = c->wall_start_s + (int64_t)((mx_boottime_us() - c->boot_start_us) / 1000000);
-    return wall < steady ? wall : steady;
 }
 
 bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id)

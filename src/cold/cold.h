@@ -53,9 +53,16 @@ typedef struct mx_cold_fileops {
                             where every file is authenticated */
 } mx_cold_fileops;
 
+/* The clocks by which files age. For tests; NULL in the configuration = the system's. */
+typedef struct mx_cold_clock {
+    int64_t (*wall_ns)(void);  /* since 1970; may jump */
+    uint64_t (*boot_us)(void); /* runs evenly, also while the machine sleeps */
+} mx_cold_clock;
+
 /* Times and reserves. 0 = the default everywhere, so {0} is right outside of tests. */
 typedef struct mx_cold_tuning {
     const mx_cold_fileops *fileops;
+    const mx_cold_clock *clock;
     int64_t min_free_bytes;    /* left free on the disk; 0 = larger of 1 GiB and 2 %, -1 = none */
     int64_t delete_age_s;      /* younger files are never deleted; 0 = 600, -1 = no such rule */
     int64_t orphan_age_s;      /* older temporary files are orphans; 0 = 3600, -1 = at any age */

@@ -13,15 +13,17 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
-static int open_root(const mx_sweep *s, uint16_t root, mx_errbuf *eb)
+int mx_sweep_open_root(const mx_sweep *s, uint16_t root)
 {
     mx_err err;
-    return mx_cold_open_dir(s->f->ops, s->f->v1_fd, s->roots[root], false, &err, eb);
+    mx_errbuf eb;
+    return mx_cold_open_dir(s->f->ops, s->f->v1_fd, s->roots[root], false, &err, &eb);
 }
 
-static int open_folder(const mx_sweep *s, int root_fd, const char *folder)
+int mx_sweep_open_folder(const mx_sweep *s, int root_fd, const char *folder)
 {
     mx_err err;
     mx_errbuf eb;
@@ -52,6 +54,15 @@ void mx_swept_name(const mx_swept_file *e, char name[300])
     snprintf(name, 300, "%s.%s", hex, suffixes[e->kind]);
 }
 
+/* By the clock as it is now: when it was set back since the sweep began, a stamp that was made just now looks
+ * old from there. */
+static int64_t age_now_s(const mx_sweep *s, int64_t mtime_s)
+{
+    int64_t now_s = s->c != NULL ? mx_cold_now_s(s->c) : mx_wall_s();
+    now_s = now_s < s->now_s ? now_s : s->now_s;
+    return mtime_s > now_s ? 0 : now_s - mtime_s;
+}
+
 /* Rename to trash/, look at the time again, unlink. Somebody who touched the file to use it
  * meanwhile gets it back under its name: then errno is 0. */
 static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *name)
@@ -68,7 +79,7 @@ static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *n
     bool is_deleted = false;
     if (ops->rename(dir, name, trash, name) == 0
         && fstatat(trash, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
-        if (mx_sweep_age_s(s, st.st_mtim.tv_sec) < s->delete_age_s) {
+        if (age_now_s(s, st.st_mtim.tv_sec) < s->delete_age_s) {
             if (renameat2(trash, name, dir, name, RENAME_NOREPLACE) == 0) { /* else it stays there */
                 (void)ops->fsync(dir); /* whoever uses it relies on a name that had been durable */
             }
@@ -114,7 +125,7 @@ static bool put_back(const mx_sweep *s, int root_fd, int trash, const char *name
     {
         return false;
     }
-    int dir = open_folder(s, root_fd, folder);
+    int dir = mx_sweep_open_folder(s, root_fd, folder);
     bool is_back = dir >= 0 && renameat2(trash, name, dir, name, RENAME_NOREPLACE) == 0;
     if (is_back) {
         (void)s->f->ops->fsync(dir);
@@ -149,9 +160,8 @@ static void delete_file(mx_sweep *s, mx_swept_file *e)
 {
     char name[300];
     mx_swept_name(e, name);
-    mx_errbuf eb;
-    int root_fd = open_root(s, e->root, &eb);
-    int dir = root_fd >= 0 ? open_folder(s, root_fd, e->folder) : -1;
+    int root_fd = mx_sweep_open_root(s, e->root);
+    int dir = root_fd >= 0 ? mx_sweep_open_folder(s, root_fd, e->folder) : -1;
     bool is_deleted = false;
     int e_left = dir < 0 ? EACCES : 0;
     if (dir >= 0) {

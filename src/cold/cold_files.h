@@ -94,6 +94,9 @@ bool mx_cold_quarantine(mx_cold_folder *f, int dir, const char *name, const char
 
 /* Sets the modification time to `ns` since 1970. MX_E_NOT_FOUND when there is no such name. */
 mx_err mx_cold_touch(const mx_cold_folder *f, int dir, const char *name, int64_t ns);
+/* The same for a file that is used, which must not make it older: with a clock that was set back it has a
+ * time in the future, and keeps that. */
+mx_err mx_cold_renew(const mx_cold_folder *f, int dir, const char *name, int64_t ns);
 int64_t mx_cold_wall_ns(void);
 
 /* Maps an errno of a system call on a file to a code. */

@@ -236,7 +236,7 @@ bool mx_cold_touch_state(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, ui
     char path[MX_COLD_NAME_CAP];
     int64_t page = (int64_t)((position - 1) / MX_PAGE_TOKENS);
     mx_cold_object_path(MX_COLD_STATE, id, path);
-    mx_err err = mx_cold_touch(f, f->states_fd, path, now_ns - page * STEP_NS - STEP_NS / 2);
+    mx_err err = mx_cold_renew(f, f->states_fd, path, now_ns - page * STEP_NS - STEP_NS / 2);
     if (err == MX_E_NOT_FOUND) {
         mx_cold_index_remove(c->index, id);
     }
@@ -250,7 +250,7 @@ size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids,
     for (size_t i = n; i-- > 0;) {
         char path[MX_COLD_NAME_CAP];
         mx_cold_object_path(MX_COLD_PAGE, &ids[i], path);
-        if (mx_cold_touch(f, f->pages_fd, path, now_ns - (int64_t)i * STEP_NS) == MX_E_NOT_FOUND) {
+        if (mx_cold_renew(f, f->pages_fd, path, now_ns - (int64_t)i * STEP_NS) == MX_E_NOT_FOUND) {
             mx_cold_index_remove(c->index, &ids[i]);
             n_missing++;
         }
@@ -672,7 +672,7 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job)
 
 void mx_cold_read_done(mx_cold *c)
 {
-    int64_t now = mx_cold_wall_ns();
+    int64_t now = mx_cold_stamp_ns(c);
     if (c->reader_n_used > 0) {
         mx_cold_touch_chain(c, &c->reader_folder, c->reader_ids, c->reader_n_used, now);
     }

@@ -70,8 +70,9 @@ struct mx_cold {
     mx_gone *gone;
     mx_cold_index *index;
     mx_cold_turns *turns;
-    int64_t wall_start_s;       /* wall clock at open, and */
-    uint64_t boot_start_us;     /* the clock that does not jump, for ages */
+    /* What mx_cold_follow_clock has decided: what to add to the clock that does not jump, */
+    atomic_llong clock_offset_s;
+    int64_t ahead_since_s;      /* and, by that one, since when the other is ahead; 0 = it is not. The sweeper's */
 
     pthread_mutex_t lock;
     pthread_cond_t writer_cond, reader_cond, sweeper_cond; /* something to do, or stop */
@@ -246,7 +247,12 @@ mx_err mx_cold_read_state(mx_cold *c, mx_cold_job *job, uint64_t *bytes);
 size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids, size_t n,
                            int64_t now_ns);
 
-/* Seconds since 1970 that do not jump with the wall clock: the smaller of the two views. */
+/* cold_clock.c. Seconds since 1970 that do not jump forward with the wall clock. Any thread. */
 int64_t mx_cold_now_s(const mx_cold *c);
+/* What a file that is used now is stamped with: the wall clock, which is everybody's. */
+int64_t mx_cold_stamp_ns(const mx_cold *c);
+void mx_cold_start_clock(mx_cold *c);
+/* Before each sweep. */
+void mx_cold_follow_clock(mx_cold *c);
 
 #endif

@@ -137,6 +137,7 @@ static void run(mx_sweep *s)
     }
     load_manifests(s);
     if (lock >= 0 && is_whole) {
+        mx_sweep_settle_times(s, lock);
         delete_superfluous(s);
     }
     if (lock >= 0) {
@@ -199,6 +200,7 @@ void mx_cold_sweep_once(mx_cold *c)
     s->c = c;
     s->f = &c->sweeper_folder;
     s->own_root = MX_SWEEP_NO_ROOT;
+    mx_cold_follow_clock(c);
     s->now_s = mx_cold_now_s(c);
     s->delete_age_s = c->tuning.delete_age_s;
     s->orphan_age_s = c->tuning.orphan_age_s;

@@ -121,7 +121,17 @@ void mx_sweep_mark_over_budget(mx_sweep *s, bool *marked, uint64_t most);
 /* States close to another, until at most `low` of *left bytes are left. */
 void mx_sweep_mark_close_states(mx_sweep *s, bool *marked, uint64_t low, uint64_t *left);
 
+/* ---- times: the caller holds gc.lock, open as `lock` ------------------------------------------ */
+
+/* Files with a time in the future are as young as can be. When they have been for a week (which is noted
+ * in gc.lock), it is their times that are wrong, not the clock: they are used now. */
+void mx_sweep_settle_times(mx_sweep *s, int lock);
+
 /* ---- deleting: the caller holds gc.lock ------------------------------------------------------ */
+
+/* A folder below that of a root: "pages/ab". -1 = it cannot be opened. */
+int mx_sweep_open_folder(const mx_sweep *s, int root_fd, const char *folder);
+int mx_sweep_open_root(const mx_sweep *s, uint16_t root);
 
 /* Deletes the files that are marked, after saying so, and takes the marks away. */
 void mx_sweep_delete(mx_sweep *s, bool *marked, const char *why);

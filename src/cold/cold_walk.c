@@ -17,10 +17,7 @@
 
 #include "base/mem.h"
 
-enum {
-    ROOT_CAP = 4096,           /* models and settings; each new numerics version makes one */
-    FUTURE_SLACK_S = 60,
-};
+enum { ROOT_CAP = 4096 }; /* models and settings; each new numerics version makes one */
 
 static bool is_hex(const char *s, size_t n)
 {
@@ -110,9 +107,6 @@ static void add_file(mx_sweep *s, int dir, const char *name, const place *p, mx_
             s->err = MX_E_NOMEM;
             return;
         }
-    }
-    if (st.st_mtim.tv_sec > s->now_s + FUTURE_SLACK_S) {
-        mx_cold_touch(s->f, dir, name, mx_cold_wall_ns()); /* or it would stay the youngest */
     }
     s->files[s->n_files++] = e;
 }

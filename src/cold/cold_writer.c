@@ -108,7 +108,7 @@ static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const ch
 {
     mx_cold_folder *f = &c->writer_folder;
     bool is_state = object_of(job) == MX_COLD_STATE;
-    mx_err err = mx_cold_touch(f, dir, name, mx_cold_wall_ns());
+    mx_err err = mx_cold_renew(f, dir, name, mx_cold_stamp_ns(c));
     if (err != MX_OK && !(err == MX_E_DENIED && f->ops->accepts_others)) { /* another user's */
         return err == MX_E_NOT_FOUND ? err : mx_fail(eb, err, "cannot touch a page");
     }
@@ -398,7 +398,7 @@ static mx_err put_manifest(mx_cold *c, const mx_disk_manifest *m, mx_errbuf *eb)
 /* Pages that are missing; a state that is missing is no more than a longer way back. */
 static size_t touch_all(mx_cold *c, const mx_cold_job *job)
 {
-    int64_t now = mx_cold_wall_ns();
+    int64_t now = mx_cold_stamp_ns(c);
     for (size_t i = 0; i < job->n_states; i++) {
         (void)mx_cold_touch_state(c, &c->writer_folder, &job->state_ids[i],
                                   job->state_positions[i], now);
@@ -466,7 +466,7 @@ static bool is_session_kept(mx_cold *c, const mx_cold_job *job, const mx_disk_ma
     refresh_s = refresh_s < REFRESH_S ? refresh_s : REFRESH_S;
     if (now - touched_us >= (uint64_t)refresh_s * 1000000) {
         if (touch_all(c, job) > 0
-            || mx_cold_touch(f, f->sessions_fd, name, mx_cold_wall_ns()) == MX_E_NOT_FOUND) {
+            || mx_cold_renew(f, f->sessions_fd, name, mx_cold_stamp_ns(c)) == MX_E_NOT_FOUND) {
             return false;
         }
         mx_cold_index_set_durable(c->index, last, job->entry_kind, now);

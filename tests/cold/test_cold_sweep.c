@@ -388,25 +388,6 @@ static void test_trash_gives_back_what_was_in_use(void **arg)
     mx_cold_close(c);
 }
 
-/* A clock that was wrong once must not make a file eternal. */
-static void test_times_in_the_future(void **arg)
-{
-    state *s = *arg;
-    mx_cold *c = help_open_settled(&s->cfg);
-    talk_make(&s->talk, &s->root, 1, 0, 64);
-    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
-    int64_t age = -1000000;
-    help_each_file(s->root_dir, ".page", help_age, &age);
-    sweep(c);
-    char hex[65], path[700];
-    struct stat st;
-    mx_hash256_hex(&s->talk.ids[0], hex);
-    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
-    assert_int_equal(stat(path, &st), 0);
-    assert_true(st.st_mtime <= time(NULL) + 1);
-    mx_cold_close(c);
-}
-
 /* Files of another model count, and are the first to go when they are the oldest. */
 static void test_limit_covers_all_models(void **arg)
 {
@@ -696,7 +677,6 @@ int main(void)
         T(test_manifest_of_another_version_stays),
         T(test_leftovers_and_foreign_names),
         T(test_trash_gives_back_what_was_in_use),
-        T(test_times_in_the_future),
         T(test_limit_covers_all_models),
         T(test_refused_folders),
         T(test_refused_owner),

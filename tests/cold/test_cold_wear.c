@@ -200,7 +200,7 @@ static void test_ttl(void **arg)
     assert_int_equal(help_read_talk(c, &s->talk, 100), 0);
     assert_int_equal(help_read_talk(c, &s->other, 200), 200);
 
-    age_all(s, "", -1000 * DAY_S); /* a time in the future is now */
+    age_all(s, "", -1000 * DAY_S); /* as young as can be */
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(help_count(s->root_dir, ".page"), 4);
     mx_cold_close(c);
