@@ -123,6 +123,19 @@ MX_INLINE void vf_store(float *p, v16f v)
     _mm256_storeu_ps(p + 8, v.b);
 }
 
+/* To 64-byte aligned memory that is not read again soon: past the caches where there is a way.
+ * vec_stream_end comes before anybody else may see it. */
+MX_INLINE void vf_stream(float *p, v16f v)
+{
+    _mm256_stream_ps(p, v.a);
+    _mm256_stream_ps(p + 8, v.b);
+}
+
+MX_INLINE void vec_stream_end(void)
+{
+    _mm_sfence();
+}
+
 MX_INLINE v16i vi_load(const void *p)
 {
     const __m256i *q = p;

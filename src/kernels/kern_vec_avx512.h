@@ -123,6 +123,18 @@ MX_INLINE void vf_store(float *p, v16f v)
     _mm512_storeu_ps(p, v.v);
 }
 
+/* To 64-byte aligned memory that is not read again soon: past the caches where there is a way.
+ * vec_stream_end comes before anybody else may see it. */
+MX_INLINE void vf_stream(float *p, v16f v)
+{
+    _mm512_stream_ps(p, v.v);
+}
+
+MX_INLINE void vec_stream_end(void)
+{
+    _mm_sfence();
+}
+
 MX_INLINE v16i vi_load(const void *p)
 {
     return (v16i){_mm512_loadu_si512(p)};

@@ -163,6 +163,17 @@ MX_INLINE void vf_store(float *p, v16f v)
     vst1q_f32(p + 12, v.d);
 }
 
+/* To 64-byte aligned memory that is not read again soon: past the caches where there is a way.
+ * vec_stream_end comes before anybody else may see it. */
+MX_INLINE void vf_stream(float *p, v16f v)
+{
+    vf_store(p, v);
+}
+
+MX_INLINE void vec_stream_end(void)
+{
+}
+
 /* By bytes: the memory need not be aligned, nor hold 32-bit numbers. */
 MX_INLINE uint32x4_t load_u32(const uint8_t *p)
 {

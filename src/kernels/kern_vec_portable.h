@@ -143,6 +143,17 @@ VEC_FN void vf_store(float *p, v16f v)
     memcpy(p, &v, sizeof v);
 }
 
+/* To 64-byte aligned memory that is not read again soon: past the caches where there is a way.
+ * vec_stream_end comes before anybody else may see it. */
+VEC_FN void vf_stream(float *p, v16f v)
+{
+    vf_store(p, v);
+}
+
+VEC_FN void vec_stream_end(void)
+{
+}
+
 VEC_FN v16i vi_load(const void *p)
 {
     v16i r;
