@@ -113,6 +113,18 @@ MX_UNUSED static void rig_close(rig *g)
     assert_int_equal(system(command), 0);
 }
 
+/* The engine's statistics are published from time to time: looks into *s until the condition holds, or
+ * a minute has passed. What was waited for is for the caller to assert. */
+#define RIG_WAIT_STATS(g, s, condition)                                                            \
+    do {                                                                                           \
+        const uint64_t until_us_ = mx_now_us() + 60 * 1000000ull;                                  \
+        mx_engine_get_stats((g)->engine, s);                                                       \
+        while (!(condition) && mx_now_us() < until_us_) {                                          \
+            usleep(1000);                                                                          \
+            mx_engine_get_stats((g)->engine, s);                                                   \
+        }                                                                                          \
+    } while (0)
+
 /* ---- asking ----------------------------------------------------------------------------------- */
 
 typedef struct question {

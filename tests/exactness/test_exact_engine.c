@@ -295,8 +295,7 @@ static void short_of_pages(void **state)
         answer_free(&alone[i]);
     }
     mx_engine_stats s;
-    usleep(300000); /* statistics are published from time to time */
-    mx_engine_get_stats(g.engine, &s);
+    RIG_WAIT_STATS(&g, &s, s.n_requeued > 0 && s.bank.evicted_pages > 0);
     assert_true(s.n_requeued > 0); /* otherwise this test shows nothing */
     assert_true(s.bank.evicted_pages > 0);
     rig_close(&g);

@@ -280,8 +280,7 @@ static void short_of_pages(void **state)
             answer_free(&got);
         }
         mx_engine_stats s;
-        usleep(300000);
-        mx_engine_get_stats(g.engine, &s);
+        RIG_WAIT_STATS(&g, &s, s.bank.evicted_entries > 0);
         assert_true(s.bank.evicted_entries > 0); /* otherwise this test shows nothing */
         rig_stop(&g);
     }
