@@ -547,6 +547,28 @@ static void test_snapshot_settings(void **state)
     check_settings(false, true);
 }
 
+/* Who continues an entry goes on in the bank's own page (lazy), or in a copy (eager). */
+static void test_whose_tail_is_continued(void **state)
+{
+    (void)state;
+    for (int lazy = 0; lazy < 2; lazy++) {
+        mx_bank_config cfg = default_config;
+        cfg.lazy_snapshot = lazy;
+        fixture f = open_bank(16, &cfg);
+        int32_t t[MAX_TOKENS];
+        fill(t, MAX_TOKENS, MAX_TOKENS, 0);
+        store(&f, t, 100, NULL);
+        mx_seq r;
+        assert_match(restore(&f, &r, t, 130, 129), 100, MX_RESTORE_EXACT_PREFIX);
+        assert_int_equal(mx_kv_pool_used(f.pool), lazy ? 2 : 3);
+        assert_int_equal(help_feed(&r, t, 120), MX_OK);
+        assert_int_equal(mx_kv_pool_used(f.pool), lazy ? 2 : 3);
+        check(&f);
+        mx_seq_free(&r);
+        close_bank(&f);
+    }
+}
+
 /* Restoring makes room for the copied tail, but not out of the match itself. */
 static void test_restore_with_a_full_pool(void **state)
 {
@@ -717,6 +739,7 @@ int main(void)
         cmocka_unit_test(test_entries_move_to_siblings),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_snapshot_settings),
+        cmocka_unit_test(test_whose_tail_is_continued),
         cmocka_unit_test(test_restore_with_a_full_pool),
         cmocka_unit_test(test_roots_are_apart),
         cmocka_unit_test(test_many_children),

@@ -242,6 +242,60 @@ static void test_used_boundaries_stay(void **state)
     close_bank(&f);
 }
 
+/* A pinned one goes for nobody, and neither do the pages before it. */
+static void test_pinned_boundaries_stay(void **state)
+{
+    (void)state;
+    fixture f = open_bank(200, &plain_config);
+    mx_seq s;
+    mx_seq_init(&s, f.pool, &root);
+    step(&f, &s, 64, MX_ENTRY_POINT, NULL);
+    step(&f, &s, 128, MX_ENTRY_POINT, NULL);
+    step(&f, &s, 200, MX_ENTRY_TURN, NULL);
+    const mx_hash256 id = s.pages[1]->id;
+    mx_seq_free(&s);
+    assert_int_equal(mx_bank_pin(f.bank, &id, true, 100), MX_OK);
+    mx_bank_clear(f.bank);
+    mx_bank_check(f.bank);
+    expect(&f, 300, 299, 128, MX_RESTORE_BOUNDARY);
+    assert_int_equal(mx_bank_pin(f.bank, &id, false, 100), MX_OK);
+    mx_bank_clear(f.bank);
+    expect(&f, 300, 299, 0, MX_RESTORE_NONE);
+    close_bank(&f);
+}
+
+/* The greatest boundary would need a page for its tail, which nobody can give: the one before, which
+ * ends with its page, needs none. */
+static void test_a_smaller_boundary_where_there_is_no_room(void **state)
+{
+    (void)state;
+    fixture f = open_bank(16, &plain_config);
+    mx_seq writer, holder, s;
+    mx_bank_match m;
+    mx_seq_init(&writer, f.pool, &root);
+    step(&f, &writer, 128, MX_ENTRY_POINT, NULL);
+    restore(&f, f.t, 128, 128, &holder); /* so that this state does not make way */
+    step(&f, &writer, 150, MX_ENTRY_TURN, NULL);
+    assert_int_equal(help_feed(&writer, f.t, 160), MX_OK); /* in the same page */
+    mx_page *taken[16], *page;
+    size_t n_taken = 0;
+    while ((page = mx_page_alloc(f.pool)) != NULL) {
+        taken[n_taken++] = page;
+    }
+    mx_seq_init(&s, f.pool, &root);
+    assert_int_equal(mx_bank_restore_cache(f.bank, &s, f.t, 155, 155, &m), MX_E_FULL);
+    assert_int_equal(m.n_tokens, 128);
+    assert_int_equal(s.n_tokens, 128);
+    help_check_rows(&s, f.t, 0);
+    mx_seq_free(&s);
+    mx_seq_free(&holder);
+    mx_seq_free(&writer);
+    while (n_taken > 0) {
+        mx_page_unref(f.pool, taken[--n_taken]);
+    }
+    close_bank(&f);
+}
+
 /* Pages that lead to no boundary go before any state does. */
 static void test_pages_without_a_boundary_go_first(void **state)
 {
@@ -334,6 +388,8 @@ int main(void)
         cmocka_unit_test(test_kept_by_coverage),
         cmocka_unit_test(test_boundaries_behind_a_place),
         cmocka_unit_test(test_used_boundaries_stay),
+        cmocka_unit_test(test_pinned_boundaries_stay),
+        cmocka_unit_test(test_a_smaller_boundary_where_there_is_no_room),
         cmocka_unit_test(test_pages_without_a_boundary_go_first),
         cmocka_unit_test(test_approximate),
         cmocka_unit_test(test_restore_at),
