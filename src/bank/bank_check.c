@@ -72,6 +72,9 @@ static void check_leaf(const mx_bank *b, const mx_bank_node *node)
         require(i < b->n_leaves && b->leaves[i] == node, node, "wrong place in the heap");
         require(i == 0 || b->leaves[(i - 1) / 2]->value_log2 <= node->value_log2, node,
                 "heap order");
+        /* Both the same arithmetic on the same numbers, so the bits are compared. */
+        const double value = mx_leaf_value(b, node);
+        require(memcmp(&value, &node->value_log2, sizeof value) == 0, node, "a stale value");
     }
 }
 

@@ -258,7 +258,7 @@ static size_t run_tokens(const mx_bank_node *leaf)
  * has begun at the end of a run goes on along it, and per row a run of 6,000 tokens would be worth
  * what a page of any small request is, so that age alone would decide
  * (docs/decisions/0012-eviction-value.md). A stem that other branches hold does not count. */
-static double value_of(const mx_bank *b, const mx_bank_node *node)
+double mx_leaf_value(const mx_bank *b, const mx_bank_node *node)
 {
     if (mx_bank_has_states(b)) {
         /* What leads to no boundary is of no use, and goes first; what does is not dropped before
@@ -277,7 +277,7 @@ static double value_of(const mx_bank *b, const mx_bank_node *node)
 void mx_leaf_push(mx_bank *b, mx_bank_node *node)
 {
     assert(node->heap_at == NOT_A_LEAF && node->n_children == 0 && b->n_leaves < b->leaves_cap);
-    node->value_log2 = value_of(b, node);
+    node->value_log2 = mx_leaf_value(b, node);
     put(b, b->n_leaves++, node);
     sift_up(b, node->heap_at);
 }

@@ -162,6 +162,8 @@ bool mx_boundary_evict(mx_bank *b);
 double mx_leaf_fresh_value(const mx_bank *b);
 mx_bank_node *mx_leaf_pop(mx_bank *b); /* the least valuable leaf, off the heap; NULL = none */
 void mx_leaf_push(mx_bank *b, mx_bank_node *node);
+/* What its value_log2 has to be: computed anew, over the run that only this leaf leads to. */
+double mx_leaf_value(const mx_bank *b, const mx_bank_node *node);
 
 /* bank.c: a page from the pool, for which one leaf may be evicted; NULL when there is none. */
 mx_page *mx_bank_take_page(mx_bank *b);
