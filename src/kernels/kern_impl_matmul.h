@@ -366,7 +366,7 @@ MX_INLINE int chains_for(const int tm)
     return VEC_CHAINS / tm > 0 ? VEC_CHAINS / tm : 1;
 }
 
-/* is[r] = the sum of row r over the pairs p0.., with the offset still in it. */
+/* is[r] = what it holds plus the sum of row r over the pairs p0.. . */
 MX_INLINE void direct_sums(const mx_qtype type, const uint8_t *q, const int p0, const int pairs,
                            const int16_t *const *a, const int at, const int tm, v16i *is)
 {
@@ -376,7 +376,7 @@ MX_INLINE void direct_sums(const mx_qtype type, const uint8_t *q, const int p0, 
     for (int r = 0; r < tm; r++) {
         MX_UNROLL
         for (int c = 0; c < chains; c++) {
-            part[r][c] = vi_set1(0);
+            part[r][c] = c == 0 ? is[r] : vi_set1(0);
         }
     }
     MX_UNROLL
@@ -430,17 +430,18 @@ MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const gro
             v16f ws;
             v16f wm;
             v16i is[VEC_DIRECT_ROWS];
+            MX_UNROLL
+            for (int r = 0; r < tm; r++) { /* exact, and a vector all the way */
+                is[r] = offset == 0 ? vi_set1(0)
+                                    : vf_to_int(vf_mul(vf_set1(sum[r][s]), vf_set1((float)-offset)));
+            }
             direct_sums(type, group, h * (sub / 2), sub / 2, a, s * sub, tm, is);
             load_scales(type, scales, &super, s, &ws, &wm);
             MX_UNROLL
             for (int r = 0; r < tm; r++) {
-                const float asum = sum[r][s];
-                if (offset != 0) { /* exact */
-                    is[r] = vi_sub(is[r], vi_set1(offset * (int32_t)asum));
-                }
                 t[r] = vf_fma(vf_of_int(is[r]), ws, t[r]);
                 if (mx_has_min(type)) {
-                    t[r] = vf_fma(vf_set1(asum), wm, t[r]);
+                    t[r] = vf_fma(vf_set1(sum[r][s]), wm, t[r]);
                 }
             }
         }
