@@ -173,7 +173,9 @@ static void load_template(mx_api *a, mx_model *model)
     if (source.len == 0) {
         snprintf(a->template_error, sizeof a->template_error,
                  "the model file has no chat template");
-    } else if (mx_template_parse(&a->template, source, &eb) != MX_OK) {
+    } else if (mx_template_parse(&a->template, source, &eb) == MX_OK) {
+        a->tool_form = mx_tool_form_of(source);
+    } else {
         a->template = NULL;
         snprintf(a->template_error, sizeof a->template_error, "%.250s", eb.text);
     }

@@ -38,6 +38,7 @@ static void answer_free(mx_answer *s)
         }
     }
     mx_reply_free(&s->reply);
+    json_object_put(s->tools);
     mx_free(s->requests);
     mx_free(s->choices);
     mx_buf_free(&s->head);
@@ -152,7 +153,8 @@ bool mx_answer_read(mx_answer *s)
             mx_buf_append(&c->text, c->out.text.ptr, c->out.text.len);
         }
         if (s->has_tools && c->finish == MX_FINISH_STOP) {
-            (void)mx_tool_calls_read(&c->calls, mx_buf_view(&c->text));
+            (void)mx_tool_calls_read(&c->calls, s->api->tool_form, s->tools,
+                                     mx_buf_view(&c->text));
             mx_tool_calls_cut(&c->calls, s->single_call ? 1 : MX_TOOL_CALLS_MAX);
         }
         take_answer(s, c);
@@ -172,7 +174,7 @@ mx_str mx_answer_next_text(mx_answer *s, mx_choice *c)
     }
     mx_str all = mx_buf_view(&c->text);
     size_t end = c->calls.n > 0                  ? c->calls.content.len
-                 : c->finish == MX_FINISH_NONE ? mx_tool_calls_safe(all)
+                 : c->finish == MX_FINISH_NONE ? mx_tool_calls_safe(s->api->tool_form, all)
                                                : all.len;
     end = mx_max_size(end, c->n_sent);
     mx_str text = {all.ptr + c->n_sent, end - c->n_sent};
@@ -365,7 +367,10 @@ static mx_answer *answer_new(mx_api *api, mx_http_exchange *x, mx_surface surfac
     s->stream = a->stream;
     s->include_usage = a->include_usage;
     s->want_logprobs = a->sampling.want_logprobs;
-    s->has_tools = s->is_chat && a->has_tools;
+    s->has_tools = s->is_chat && a->has_tools && api->tool_form != MX_TOOL_TEXT;
+    if (s->has_tools && json_object_deep_copy(a->tools, &s->tools, NULL) != 0) {
+        s->tools = NULL; /* without memory for them, no argument has a type */
+    }
     s->single_call = a->single_call;
     s->tokenizer = mx_model_tokenizer(api->model);
     s->status = 200;

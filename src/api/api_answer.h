@@ -33,6 +33,7 @@ typedef struct mx_answer {
     mx_surface surface;
     bool is_chat, stream, include_usage, want_logprobs;
     bool has_tools, single_call; /* the answer may call some, or one */
+    struct json_object *tools;   /* owned: those of the request; a copy, as others go on with it */
     bool has_begun;              /* what opens the stream was sent */
     bool has_open_block;         /* Messages: the text block was opened */
     unsigned status;             /* what the log says */

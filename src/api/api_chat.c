@@ -28,15 +28,15 @@ static bool is_assistant(struct json_object *m)
 
 /* Random, because anything that can be known can be sent: also in parts that only become the mark
  * when they are joined, or in a tool's description. */
-static bool choose_mark(mx_chat *c)
+bool mx_chat_choose_mark(mx_chat *c, char out[MX_CHAT_MARK_CAP])
 {
     uint8_t random[16];
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
         return mx_problem_set(c->p, 500, NULL, NULL, "the system gave no random number");
     }
-    int n = snprintf(c->mark, sizeof c->mark, "mtplx-");
+    int n = snprintf(out, MX_CHAT_MARK_CAP, "mtplx-");
     for (size_t i = 0; i < sizeof random; i++) {
-        n += snprintf(c->mark + n, sizeof c->mark - (size_t)n, "%02x", random[i]);
+        n += snprintf(out + n, MX_CHAT_MARK_CAP - (size_t)n, "%02x", random[i]);
     }
     return true;
 }
@@ -264,6 +264,10 @@ static bool render(mx_chat *c, const mx_value *context, mx_rendered *out)
     if (out->text.failed) {
         return mx_problem_set(c->p, 500, NULL, NULL, "out of memory while rendering the prompt");
     }
+    if (!mx_chat_put_said(c, out)) {
+        return mx_problem_set(c->p, 500, NULL, NULL, "the calls of an answer found no place in the "
+                              "prompt, or no memory");
+    }
     return !c->continues || cut_at_mark(c, out);
 }
 
@@ -308,7 +312,7 @@ static bool fill_context(mx_chat *c, mx_value *context)
     if (!read_messages(c) || !read_ending(c, &opens_message)) {
         return false;
     }
-    if (c->continues && !choose_mark(c)) {
+    if (c->continues && !mx_chat_choose_mark(c, c->mark)) {
         return false;
     }
     mx_value *messages = mx_chat_build_messages(c);
@@ -333,7 +337,7 @@ static bool fill_next_context(mx_chat *c, mx_str answer, mx_value *context)
 {
     bool opens_message = true;
     if (!read_messages(c) || !read_ending(c, &opens_message) || c->continues || !opens_message ||
-        !choose_mark(c))
+        !mx_chat_choose_mark(c, c->mark))
     {
         return false;
     }
@@ -498,6 +502,7 @@ bool mx_chat_render_replayed(const mx_chat_env *env, struct json_object *body, m
     bool ok = context != NULL ? fill_context(&c, context) && render(&c, context, out)
                               : mx_problem_set(p, 500, NULL, NULL, "out of memory");
     *n_replayed = c.n_replayed;
+    mx_chat_free_said(&c);
     mx_arena_destroy(c.arena);
     return ok;
 }

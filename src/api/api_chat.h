@@ -14,6 +14,7 @@
 
 typedef struct mx_chat_env {
     const mx_template *template; /* NULL = the model file has none (or none that parses) */
+    mx_tool_form tool_form;      /* in which it has calls of tools */
     mx_str bos_text, eos_text;   /* raw text of the special tokens, empty = none */
     int64_t now_s;               /* what strftime_now sees */
     size_t max_text_bytes;       /* 0 = the template interpreter's own limit */
@@ -32,7 +33,7 @@ typedef struct mx_chat_env {
 bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
                     mx_problem *p);
 /* The same; *n_replayed: so many messages stand there as they were sampled, by the ids of their
- * calls. */
+ * calls. When it is not 0 and this fails, the same may succeed without env->said. */
 bool mx_chat_render_replayed(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
                              size_t *n_replayed, mx_problem *p);
 

@@ -117,102 +117,6 @@ static bool read_content(mx_chat *c, size_t at, struct json_object *m, mx_buf *t
     return true;
 }
 
-/* ---- tool calls ------------------------------------------------------------------------------ */
-
-/* Arguments arrive as a string that holds JSON; templates want the object. Text that does not parse
- * stays text: it is history, and refusing it would end the conversation. */
-static mx_value *arguments_of(mx_chat *c, struct json_object *v)
-{
-    if (v == NULL) {
-        return mx_value_dict(c->arena);
-    }
-    if (!json_object_is_type(v, json_type_string)) {
-        return mx_chat_value(c, v);
-    }
-    mx_str text = mx_json_text(v);
-    if (text.len == 0) {
-        return mx_value_dict(c->arena);
-    }
-    struct json_object *parsed;
-    if (mx_json_parse(&parsed, text, NULL) != MX_OK) {
-        return mx_chat_data(c, text);
-    }
-    mx_value *out = json_object_is_type(parsed, json_type_object) ? mx_chat_value(c, parsed)
-                                                                  : mx_chat_data(c, text);
-    json_object_put(parsed);
-    return out;
-}
-
-static bool add_tool_calls(mx_chat *c, size_t at, struct json_object *calls, mx_value *dict)
-{
-    char where[80];
-    snprintf(where, sizeof where, "messages[%zu].tool_calls", at);
-    if (!json_object_is_type(calls, json_type_array)) {
-        return mx_problem_field(c->p, where, "'%s' must be an array, not %s", where,
-                                mx_json_kind(calls));
-    }
-    size_t n = json_object_array_length(calls);
-    if (n == 0) {
-        return true;
-    }
-    mx_value *list = mx_value_list(c->arena);
-    for (size_t i = 0; i < n; i++) {
-        struct json_object *call = json_object_array_get_idx(calls, i);
-        struct json_object *f = json_object_is_type(call, json_type_object)
-                                    ? mx_json_field(call, "function") : NULL;
-        struct json_object *name = json_object_is_type(f, json_type_object)
-                                       ? mx_json_field(f, "name") : NULL;
-        if (name == NULL || !json_object_is_type(name, json_type_string)) {
-            return mx_problem_field(c->p, where, "'%s[%zu]' must be an object with "
-                                    "\"function\": {\"name\": \"...\", \"arguments\": \"...\"}",
-                                    where, i);
-        }
-        mx_value *function = mx_value_dict(c->arena);
-        mx_chat_set(c, function, "name", mx_chat_data(c, mx_json_text(name)));
-        mx_chat_set(c, function, "arguments", arguments_of(c, mx_json_field(f, "arguments")));
-        mx_value *out = mx_value_dict(c->arena);
-        struct json_object *id = mx_json_field(call, "id");
-        if (id != NULL && json_object_is_type(id, json_type_string)) {
-            mx_chat_set(c, out, "id", mx_chat_data(c, mx_json_text(id)));
-        }
-        mx_chat_set(c, out, "type", mx_chat_data(c, MX_STR("function")));
-        mx_chat_set(c, out, "function", function);
-        list = mx_value_list_add(c->arena, list, out);
-    }
-    mx_chat_set(c, dict, "tool_calls", list);
-    return true;
-}
-
-/* The message says what one of our answers said, in other words or the same: then it says it in
- * the words that were sampled, calls and all. A template renders those as it would render any
- * answer. */
-static bool replay(mx_chat *c, mx_str content, struct json_object *calls, mx_value *dict)
-{
-    uint8_t nonce[MX_TURN_NONCE];
-    size_t index;
-    struct json_object *first = json_object_is_type(calls, json_type_array)
-                                    ? json_object_array_get_idx(calls, 0) : NULL;
-    struct json_object *id = json_object_is_type(first, json_type_object)
-                                 ? mx_json_field(first, "id") : NULL;
-    if (c->env->said == NULL || id == NULL || !json_object_is_type(id, json_type_string) ||
-        !mx_tool_id_read(mx_json_text(id), nonce, &index) || index != 0)
-    {
-        return false;
-    }
-    mx_buf raw = {0};
-    mx_tool_calls ours = {.n = 0};
-    bool ok = c->env->said(c->env->said_arg, nonce, &raw) &&
-              mx_tool_calls_read(&ours, mx_buf_view(&raw)) && mx_str_eq(content, ours.content) &&
-              mx_tool_calls_equal(&ours, nonce, calls);
-    if (ok) {
-        mx_chat_set(c, dict, "content", mx_chat_data(c, mx_buf_view(&raw)));
-        c->n_replayed++;
-    }
-    mx_tool_calls_free(&ours);
-    mx_buf_free(&raw);
-    return ok;
-}
-
 /* ---- messages -------------------------------------------------------------------------------- */
 
 bool mx_chat_read_role(mx_chat *c, size_t at, struct json_object *m, mx_str *role)
@@ -237,21 +141,6 @@ bool mx_chat_read_role(mx_chat *c, size_t at, struct json_object *m, mx_str *rol
     }
     return mx_problem_field(c->p, where, "'%s' is not one of system, developer, user, assistant, "
                             "tool, function", where);
-}
-
-static bool copy_text_field(mx_chat *c, size_t at, struct json_object *m, const char *name,
-                            mx_value *dict)
-{
-    mx_str s = {0};
-    if (mx_json_field(m, name) == NULL) {
-        return true;
-    }
-    if (!mx_json_get_string(m, name, &s, c->p)) {
-        snprintf(c->p->param, sizeof c->p->param, "messages[%zu].%s", at, name);
-        return false;
-    }
-    mx_chat_set(c, dict, name, mx_chat_data(c, s));
-    return true;
 }
 
 static bool build_message(mx_chat *c, size_t at, mx_buf *text, mx_buf *reasoning, mx_value *dict)
@@ -284,17 +173,10 @@ static bool build_message(mx_chat *c, size_t at, mx_buf *text, mx_buf *reasoning
             mx_chat_set(c, dict, names[i], mx_chat_data(c, mx_buf_view(reasoning)));
         }
         struct json_object *calls = mx_json_field(m, "tool_calls");
-        bool is_ours = calls != NULL && reasoning->len == 0 &&
-                       replay(c, mx_buf_view(text), calls, dict);
-        if (calls != NULL && !is_ours && !add_tool_calls(c, at, calls, dict)) {
-            return false;
-        }
+        return calls == NULL ||
+               mx_chat_add_calls(c, at, mx_buf_view(text), reasoning->len > 0, calls, dict);
     }
-    if (mx_str_eq(role, MX_STR("tool"))) {
-        return copy_text_field(c, at, m, "tool_call_id", dict)
-               && copy_text_field(c, at, m, "name", dict);
-    }
-    return true;
+    return !mx_str_eq(role, MX_STR("tool")) || mx_chat_add_result(c, at, m, dict);
 }
 
 mx_value *mx_chat_build_messages(mx_chat *c)

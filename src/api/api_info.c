@@ -144,6 +144,8 @@ static void info_model(mx_api *a, mx_buf *b)
                   c->n_embd, c->n_vocab, c->n_ctx_train, mx_engine_max_tokens(a->engine),
                   mx_kv_type_name(kv->type));
     mx_buf_printf(b, ",\"chat_template\":%s", a->template != NULL ? "\"model\"" : "null");
+    mx_buf_char(b, ',');
+    field_str(b, "tool_calls", mx_tool_form_name(a->tool_form));
     if (a->template_error[0] != '\0') {
         mx_buf_char(b, ',');
         field_str(b, "chat_template_error", a->template_error);

@@ -315,6 +315,7 @@ static bool read_tools(mx_api_params *a, struct json_object *o, mx_problem *p)
                    json_object_array_length(tools) > 0 &&
                    !(json_object_is_type(choice, json_type_string) &&
                      mx_str_eq(mx_json_text(choice), MX_STR("none")));
+    a->tools = tools;
     return true;
 }
 

@@ -15,6 +15,7 @@ typedef struct mx_api_params {
     bool stream;
     bool has_tools;   /* and may call them, */
     bool single_call; /* but one at a time */
+    struct json_object *tools; /* borrowed, an array when has_tools */
     bool include_usage;      /* stream_options.include_usage */
     uint32_t max_tokens;     /* UINT32_MAX = rest of the context */
     mx_sampling sampling;    /* bias points to `bias` */

@@ -236,6 +236,7 @@ mx_chat_env mx_api_chat_env(const mx_api *a)
     const mx_tokenizer *t = mx_model_tokenizer(a->model);
     return (mx_chat_env){
         .template = a->template,
+        .tool_form = a->tool_form,
         .bos_text = special_text(t, mx_tokenizer_bos(t)),
         .eos_text = special_text(t, mx_tokenizer_eos(t)),
         .now_s = mx_wall_s(),
@@ -292,6 +293,11 @@ static bool render(mx_api *a, mx_chat_env *env, struct json_object *body,
     }
     bool ok = mx_chat_render_replayed(env, body, out, &n_replayed, p);
     env->said = NULL;
+    if (!ok && n_replayed > 0) { /* the template takes them in the client's words only */
+        mx_rendered_free(out);
+        *p = (mx_problem){0};
+        return mx_chat_render(&plain, body, out, p);
+    }
     if (!ok || n_replayed == 0) {
         return ok;
     }

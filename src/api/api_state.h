@@ -42,6 +42,7 @@ struct mx_api {
     mx_engine *engine;
     mx_template *template;    /* NULL = none that can be used */
     char template_error[256]; /* why */
+    mx_tool_form tool_form;   /* in which the template has calls of tools */
     char fingerprint[24];     /* system_fingerprint: model, settings and numerics */
     char numerics_id[65];
     size_t max_piece;         /* bytes of the vocabulary's longest token */

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls are taken from the whole text of an answer at its end, not as they are written: until a
- * call is closed nobody can tell whether it is one, and a client can do nothing with half of one.
+ * What is found in an answer is compared, named and written here; how it is found stands in
+ * api_tool_parse.c. Calls are taken from the whole text of an answer at its end, not as they are
+ * written: until a call is closed nobody can tell whether it is one, and a client can do nothing
+ * with half of one.
  */
 #include "api/api_tools.h"
 
@@ -9,8 +11,6 @@
 #include "http/http.h"
 
 #include <stdio.h>
-
-static const char opener[] = "<tool_call>", closer[] = "</tool_call>";
 
 static bool is_blank(char c)
 {
@@ -25,41 +25,7 @@ static mx_str trim_end(mx_str s)
     return s;
 }
 
-static mx_str trim(mx_str s)
-{
-    s = trim_end(s);
-    while (s.len > 0 && is_blank(*s.ptr)) {
-        s.ptr++;
-        s.len--;
-    }
-    return s;
-}
-
-static const char *find(mx_str s, const char *what)
-{
-    return s.len > 0 ? memmem(s.ptr, s.len, what, strlen(what)) : NULL;
-}
-
-/* ---- reading --------------------------------------------------------------------------------- */
-
-static bool read_call(mx_tool_call *out, mx_str text)
-{
-    struct json_object *o;
-    if (mx_json_parse(&o, text, NULL) != MX_OK) {
-        return false;
-    }
-    bool is_object = json_object_is_type(o, json_type_object);
-    struct json_object *name = is_object ? mx_json_field(o, "name") : NULL;
-    struct json_object *arguments = is_object ? mx_json_field(o, "arguments") : NULL;
-    if (name == NULL || !json_object_is_type(name, json_type_string) || arguments == NULL ||
-        !json_object_is_type(arguments, json_type_object))
-    {
-        json_object_put(o);
-        return false;
-    }
-    *out = (mx_tool_call){o, mx_json_text(name), arguments};
-    return true;
-}
+/* ---- calls ------------------------------------------------------------------------------------- */
 
 void mx_tool_calls_cut(mx_tool_calls *c, size_t n)
 {
@@ -73,47 +39,57 @@ void mx_tool_calls_free(mx_tool_calls *c)
     mx_tool_calls_cut(c, 0);
 }
 
-bool mx_tool_calls_read(mx_tool_calls *out, mx_str text)
+/* ---- showing --------------------------------------------------------------------------------- */
+
+/* How much of the text stands before the mark, or before what may become it. */
+static size_t before_mark(mx_str text, const char *mark)
 {
-    out->n = 0;
-    const char *at = find(text, opener);
-    if (at == NULL) {
-        return false;
+    size_t n_mark = strlen(mark);
+    const char *at = text.len > 0 ? memmem(text.ptr, text.len, mark, n_mark) : NULL;
+    if (at != NULL) {
+        return (size_t)(at - text.ptr);
     }
-    out->content = trim_end((mx_str){text.ptr, (size_t)(at - text.ptr)});
-    mx_str rest = trim((mx_str){at, text.len - (size_t)(at - text.ptr)});
-    bool ok = true;
-    while (ok && rest.len > 0) {
-        size_t n_open = strlen(opener);
-        ok = rest.len > n_open && memcmp(rest.ptr, opener, n_open) == 0 &&
-             out->n < MX_TOOL_CALLS_MAX;
-        const char *end = ok ? find(rest, closer) : NULL;
-        ok = end != NULL &&
-             read_call(&out->calls[out->n],
-                       trim((mx_str){rest.ptr + n_open, (size_t)(end - rest.ptr) - n_open}));
-        if (ok) {
-            out->n++;
-            const char *next = end + strlen(closer);
-            rest = trim((mx_str){next, rest.len - (size_t)(next - rest.ptr)});
+    for (size_t k = mx_min_size(n_mark - 1, text.len); k > 0; k--) {
+        if (memcmp(text.ptr + text.len - k, mark, k) == 0) {
+            return text.len - k;
         }
     }
-    if (!ok) {
-        mx_tool_calls_free(out);
-    }
-    return ok;
+    return text.len;
 }
 
-size_t mx_tool_calls_safe(mx_str text)
+bool mx_tool_may_be_bare(mx_str s)
 {
-    const char *at = find(text, opener);
-    size_t n = at != NULL ? (size_t)(at - text.ptr) : text.len;
-    if (at == NULL) { /* the end may be the beginning of one */
-        for (size_t k = mx_min_size(strlen(opener) - 1, n); k > 0; k--) {
-            if (memcmp(text.ptr + n - k, opener, k) == 0) {
-                n -= k;
-                break;
-            }
+    static const char *const keys[] = {"\"name\"", "\"type\"", "\"function\"", "\"parameters\"",
+                                       "\"arguments\"", "\"id\""};
+    if (s.len == 0 || *s.ptr != '{') {
+        return false;
+    }
+    do {
+        s = (mx_str){s.ptr + 1, s.len - 1};
+    } while (s.len > 0 && is_blank(*s.ptr));
+    for (size_t i = 0; i < MX_COUNT(keys); i++) {
+        if (memcmp(s.ptr, keys[i], mx_min_size(s.len, strlen(keys[i]))) == 0) {
+            return true;
         }
+    }
+    return false;
+}
+
+size_t mx_tool_calls_safe(mx_tool_form form, mx_str text)
+{
+    size_t n_openers, n = text.len, first = 0;
+    const char *const *openers = mx_tool_form_openers(form, &n_openers);
+    if (n_openers == 0) {
+        return n;
+    }
+    for (size_t i = 0; i < n_openers; i++) {
+        n = mx_min_size(n, before_mark(text, openers[i]));
+    }
+    while (first < text.len && is_blank(text.ptr[first])) {
+        first++;
+    }
+    if (form == MX_TOOL_LLAMA && mx_tool_may_be_bare((mx_str){text.ptr + first, text.len - first})) {
+        n = first;
     }
     return trim_end((mx_str){text.ptr, n}).len; /* blanks before a call are none of the content */
 }

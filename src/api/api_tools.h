@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * api_tools.h: calls of tools in an answer. Understood is the form of Hermes, Qwen2.5, Qwen3 and
- * QwQ, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them at the end;
- * all else stays text.
+ * api_tools.h: calls of tools in an answer: any number of them at its end, in the form that the
+ * model's template has (api_tool_form.h). All else stays text.
  *
  * A call's id names the answer it was made in (mx_turn.nonce), so when it comes back, what the
  * model wrote is found again and takes the place of what a client or a template makes of it.
@@ -13,12 +12,14 @@
 #define MX_API_TOOLS_H
 
 #include "api/api_json.h"
+#include "api/api_tool_form.h"
 #include "cold/cold_turn.h"
 
 typedef struct mx_tool_call {
-    struct json_object *object; /* owned: the call as it was written */
-    mx_str name;                /* in it, as the next */
-    struct json_object *arguments;
+    struct json_object *object; /* owned: the call as it was written, or written as JSON */
+    mx_str name;                /* in it, as what follows */
+    struct json_object *arguments; /* an object */
+    mx_str id;                  /* the model's own, where the form has one; else empty */
 } mx_tool_call;
 
 enum { MX_TOOL_CALLS_MAX = 64, MX_TOOL_ID_CAP = 48 };
@@ -29,13 +30,19 @@ typedef struct mx_tool_calls {
     mx_tool_call calls[MX_TOOL_CALLS_MAX];
 } mx_tool_calls;
 
-/* False: there is no call in the text, or something else than calls behind the first. */
-bool mx_tool_calls_read(mx_tool_calls *out, mx_str text);
+/* tools: those of the request (an array in OpenAI's shape, or NULL), for the types of arguments, and
+ * for the names where the form alone does not tell. False: there is no call in the text, or
+ * something else than calls behind it. */
+bool mx_tool_calls_read(mx_tool_calls *out, mx_tool_form form, struct json_object *tools,
+                        mx_str text);
 void mx_tool_calls_free(mx_tool_calls *c);
 void mx_tool_calls_cut(mx_tool_calls *c, size_t n); /* keeps the first n, if there are more */
 
+/* Can the text, which begins without blanks, be or become a call of Llama's without any mark? By
+ * what it begins with: other JSON need not be held back. */
+bool mx_tool_may_be_bare(mx_str text);
 /* How much of an unfinished answer can be shown as content: not what is, or may become, a call. */
-size_t mx_tool_calls_safe(mx_str text);
+size_t mx_tool_calls_safe(mx_tool_form form, mx_str text);
 
 /* prefix: "call_" or "toolu_", whatever clients of a surface expect. */
 void mx_tool_id(const char *prefix, const uint8_t nonce[MX_TURN_NONCE], size_t index,

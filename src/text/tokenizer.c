@@ -80,6 +80,7 @@ void mx_tokenizer_destroy(mx_tokenizer *t)
     mx_free(t->piece_at);
     mx_free(t->types);
     mx_free(t->is_eog);
+    mx_free(t->is_said);
     mx_free(t->neighbours);
     mx_free(t->words.slots);
     mx_free(t->pairs);
@@ -114,7 +115,8 @@ mx_str mx_tokenizer_piece(const mx_tokenizer *t, int32_t id, bool show_control)
     if (!is_id(t, id)) {
         return (mx_str){"", 0};
     }
-    bool is_hidden = t->types[id] == MX_TOKEN_CONTROL || t->types[id] == MX_TOKEN_UNKNOWN;
+    bool is_hidden = (t->types[id] == MX_TOKEN_CONTROL && !t->is_said[id]) ||
+                     t->types[id] == MX_TOKEN_UNKNOWN;
     return is_hidden && !show_control ? (mx_str){"", 0} : tok_piece(t, (uint32_t)id);
 }
 

@@ -76,7 +76,7 @@ mx_err mx_tokenizer_find_controls(const mx_tokenizer *t, mx_str text, const mx_s
                                   size_t n_spans, mx_span **out, size_t *n_out);
 
 /* The bytes that a token stands for in a stream; control tokens give their own text only when
- * `show_control`. Borrowed from the tokeniser. A bad id gives an empty view. */
+ * `show_control`, but for the marks of calls of tools, which are part of what an answer says. Borrowed from the tokeniser. A bad id gives an empty view. */
 mx_str mx_tokenizer_piece(const mx_tokenizer *t, int32_t id, bool show_control);
 
 size_t mx_tokenizer_size(const mx_tokenizer *t);

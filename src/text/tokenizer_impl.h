@@ -63,6 +63,7 @@ struct mx_tokenizer {
     uint32_t *piece_at;         /* [n_tokens + 1] into arena */
     uint8_t *types;             /* [n_tokens] mx_token_type, promotions included */
     uint8_t *is_eog;            /* [n_tokens] */
+    uint8_t *is_said;           /* [n_tokens] a control token that is part of what an answer says */
     int32_t bos_id, eos_id, unk_id;
     bool adds_bos, adds_eos, adds_space;
 

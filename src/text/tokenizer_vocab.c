@@ -142,6 +142,14 @@ static const char *const control_names[] = {
     "\xEF\xBD\x9C>", "<\xEF\xBD\x9C" "fim\xE2\x96\x81" "end\xEF\xBD\x9C>",
 };
 
+/* Control tokens that an answer says: the marks of calls of tools, without which nobody can tell
+ * calls from text. In most vocabularies they are no control tokens, in some they are. */
+static const char *const said_names[] = {
+    "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>",
+    "<seed:tool_call>", "</seed:tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
+};
+
 static bool is_in(mx_str s, const char *const *names, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -161,6 +169,7 @@ static void fill_types(mx_tokenizer *t, const mx_vocab_desc *d)
         t->types[i] = (uint8_t)(is_known ? type : MX_TOKEN_NORMAL);
         /* All these names begin with "<" and are short: most tokens are out at once. */
         mx_str s = d->tokens[i];
+        t->is_said[i] = type == MX_TOKEN_CONTROL && is_in(s, said_names, MX_COUNT(said_names));
         if (s.len >= 4 && s.ptr[0] == '<') {
             t->is_eog[i] = is_in(s, eog_names, MX_COUNT(eog_names));
             if (t->is_eog[i] || is_in(s, control_names, MX_COUNT(control_names))) {
@@ -340,8 +349,10 @@ mx_err tok_vocab_fill(mx_tokenizer *t, const mx_vocab_desc *d, mx_errbuf *eb)
     t->piece_at = mx_calloc(d->n_tokens + 1, sizeof *t->piece_at);
     t->types = mx_calloc(d->n_tokens, 1);
     t->is_eog = mx_calloc(d->n_tokens, 1);
+    t->is_said = mx_calloc(d->n_tokens, 1);
     t->neighbours = mx_calloc(256 * 256 / 8, 1);
     if (t->text_at == NULL || t->piece_at == NULL || t->types == NULL || t->is_eog == NULL ||
+        t->is_said == NULL ||
         t->neighbours == NULL)
     {
         return MX_E_NOMEM;

@@ -25,7 +25,7 @@ MX_UNUSED static void service_start_spec(service *s, const mx_api_config *switch
 {
     static const char *const keys[] = {"key-0", "key-1"};
     spec.is_tied = false;
-    spec.n_ctx = 2048;
+    spec.n_ctx = spec.n_ctx > 2048 ? spec.n_ctx : 2048;
     mx_errbuf eb = {{0}};
     rig_open(&s->g, &spec, 1, 0);
     rig_start(&s->g);

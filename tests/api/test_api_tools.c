@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls of tools: what counts as one, what may be shown before it is known, and when a client's
- * list says the same. And how a conversation is rendered in which one comes back.
+ * Calls of tools: their ids, when a client's list says the same, and how a conversation is rendered
+ * in which one comes back. What counts as a call: test_api_forms.c.
  */
 #include "api/api_chat.h"
 #include "api/api_tools.h"
@@ -19,79 +19,6 @@
 
 static const uint8_t nonce[MX_TURN_NONCE] = {0xAB, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #define ID(index) "call_ab0102030405060708090a0b0c0d0e0f" index
-
-static void calls_are_read(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text, *content;
-        size_t n; /* 0 = all of it is text */
-    } cases[] = {
-        {CALL_ONE, "", 1},
-        {"I look.\n\n" CALL_ONE "\n" CALL_TWO "\n", "I look.", 2},
-        {"  " CALL_TWO, "", 1},
-        {"", "", 0},
-        {"No call.", "", 0},
-        {CALL_ONE " and more", "", 0},
-        {"<tool_call>", "", 0},
-        {"<tool_call>{\"name\":\"f\",\"arguments\":{}}", "", 0},
-        {"<tool_call>{\"name\":\"f\"}</tool_call>", "", 0},
-        {"<tool_call>{\"name\":7,\"arguments\":{}}</tool_call>", "", 0},
-        {"<tool_call>{\"name\":\"f\",\"arguments\":\"{}\"}</tool_call>", "", 0},
-        {"<tool_call>[1]</tool_call>", "", 0},
-        {"<tool_call>{bad}</tool_call>", "", 0},
-        {CALL_ONE "<tool_call>{bad}</tool_call>", "", 0},
-        {"<tool_call><function=f></function></tool_call>", "", 0},
-    };
-    int64_t live = mx_mem_live();
-    for (size_t i = 0; i < MX_COUNT(cases); i++) {
-        mx_tool_calls c;
-        bool ok = mx_tool_calls_read(&c, mx_str_of(cases[i].text));
-        if (ok != (cases[i].n > 0) || c.n != cases[i].n ||
-            (ok && !mx_str_eq(c.content, mx_str_of(cases[i].content))))
-        {
-            fail_msg("%s: expected %zu calls, came %zu", cases[i].text, cases[i].n, c.n);
-        }
-        mx_tool_calls_free(&c);
-    }
-    /* More than can be told apart by an id of ours stay text. */
-    mx_buf many = {0};
-    for (int i = 0; i < MX_TOOL_CALLS_MAX + 1; i++) {
-        mx_buf_str(&many, CALL_TWO);
-    }
-    mx_tool_calls c;
-    assert_false(mx_tool_calls_read(&c, mx_buf_view(&many)));
-    many.len -= strlen(CALL_TWO);
-    assert_true(mx_tool_calls_read(&c, mx_buf_view(&many)));
-    mx_tool_calls_free(&c);
-    mx_buf_free(&many);
-    assert_int_equal(mx_mem_live(), live);
-}
-
-/* However an answer is cut into pieces, nothing of a call is shown, and nothing is ever taken
- * back. */
-static void nothing_is_shown_too_early(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text;
-        size_t shown;
-    } cases[] = {
-        {"I look. \n\n" CALL_ONE, 7}, {"a < b <tool_calls", 17}, {"a <tool", 1}, {"a <tool!", 8},
-        {"plain  ", 5}, {"", 0}, {CALL_ONE, 0},
-    };
-    for (size_t i = 0; i < MX_COUNT(cases); i++) {
-        size_t before = 0, n_all = strlen(cases[i].text);
-        for (size_t n = 0; n <= n_all; n++) {
-            size_t safe = mx_tool_calls_safe((mx_str){cases[i].text, n});
-            assert_true(safe <= n && safe >= before);
-            before = safe;
-        }
-        if (before != cases[i].shown) {
-            fail_msg("%s: expected %zu bytes, came %zu", cases[i].text, cases[i].shown, before);
-        }
-    }
-}
 
 static void ids_name_the_answer(void **state)
 {
@@ -128,7 +55,7 @@ static void order_and_blanks_do_not_matter(void **state)
 {
     (void)state;
     mx_tool_calls c;
-    assert_true(mx_tool_calls_read(&c, mx_str_of(CALL_ONE)));
+    assert_true(mx_tool_calls_read(&c, MX_TOOL_HERMES, NULL, mx_str_of(CALL_ONE)));
     static const char *const same[] = {
         "[" CLIENT(ID("00"), "f", "\"{\\\"a\\\": 1, \\\"b\\\": [\\\"x\\\", 2.50]}\"") "]",
         "[" CLIENT(ID("00"), "f", "\"{ \\\"b\\\" :[\\\"x\\\",2.5],\\n\\\"a\\\":1}\"") "]",
@@ -162,7 +89,7 @@ static void calls_are_written(void **state)
     (void)state;
     mx_tool_calls c;
     mx_buf b = {0};
-    assert_true(mx_tool_calls_read(&c, mx_str_of(CALL_ONE CALL_TWO)));
+    assert_true(mx_tool_calls_read(&c, MX_TOOL_HERMES, NULL, mx_str_of(CALL_ONE CALL_TWO)));
     mx_tool_calls_write(&b, &c, nonce, true);
     assert_string_equal(b.ptr,
         "{\"index\":0,\"id\":\"" ID("00") "\",\"type\":\"function\",\"function\":{\"name\":\"f\","
@@ -200,7 +127,7 @@ static size_t render(const char *content, const char *calls, const char *more, c
     struct json_object *o;
     assert_int_equal(mx_json_parse(&o, mx_buf_view(&body), &eb), MX_OK);
     char raw[] = "I look.\n" CALL_ONE;
-    mx_chat_env env = {.template = t, .said = said, .said_arg = raw};
+    mx_chat_env env = {.template = t, .tool_form = MX_TOOL_HERMES, .said = said, .said_arg = raw};
     mx_rendered r;
     mx_problem p = {0};
     size_t n_replayed;
@@ -233,15 +160,61 @@ static void what_was_sampled_is_replayed(void **state)
                      0);
 }
 
+/* A result has the name of what was called, and the id that the prompt has for the call: the
+ * model's own, else one that fits the template. */
+static void results_follow_their_calls(void **state)
+{
+    (void)state;
+    static const char template_text[] =
+        "{% for m in messages %}{% if m.role == 'tool' %}<{{ m.name }} {{ m.tool_call_id }}>"
+        "{% elif m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}{{ c.function | tojson }}"
+        "{{ c.id }}{% endfor %}]{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    static char raw[] = "[TOOL_CALLS][{\"name\":\"f\",\"arguments\":{},\"id\":\"abc123def\"},"
+                        "{\"name\":\"g\",\"arguments\":{}}]";
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"u\"},{\"role\":\"assistant\",\"tool_calls\":["
+        CLIENT(ID("00"), "f", "{}") "," CLIENT(ID("01"), "g", "{}") "]},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"" ID("01") "\",\"content\":\"r\"},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"" ID("00") "\",\"content\":\"r\"},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"123456789\",\"name\":\"h\",\"content\":\"r\"}]}";
+    mx_template *t;
+    struct json_object *o;
+    mx_rendered r;
+    mx_problem p = {0};
+    size_t n_replayed;
+    assert_int_equal(mx_template_parse(&t, mx_str_of(template_text), NULL), MX_OK);
+    assert_int_equal(mx_json_parse(&o, mx_str_of(body), NULL), MX_OK);
+    mx_chat_env env = {.template = t, .tool_form = MX_TOOL_MISTRAL, .said = said, .said_arg = raw};
+    assert_true(mx_chat_render_replayed(&env, o, &r, &n_replayed, &p));
+    char other[16], want[512];
+    const char *g = strstr(r.text.ptr, "<g ");
+    assert_non_null(g);
+    assert_int_equal(sscanf(g, "<g %9[0-9A-Za-z]>", other), 1);
+    assert_int_equal(strlen(other), 9);
+    snprintf(want, sizeof want, "u%s<g %s><f abc123def><h 123456789>", raw, other);
+    assert_string_equal(r.text.ptr, want);
+    /* What is markup and what is data has moved along: the template's own words, nothing else. */
+    assert_int_equal(r.n_markup, 7);
+    assert_int_equal(r.markup[0].begin, 1 + strlen(raw));
+    assert_int_equal(r.markup[6].end, r.text.len);
+    mx_rendered_free(&r);
+    env.said = NULL; /* as the client sends it, the id is the same one everywhere */
+    assert_true(mx_chat_render(&env, o, &r, &p));
+    snprintf(want, sizeof want, "%s]<g %s>", other, other);
+    assert_non_null(strstr(r.text.ptr, want));
+    mx_rendered_free(&r);
+    json_object_put(o);
+    mx_template_destroy(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_are_read),
-        cmocka_unit_test(nothing_is_shown_too_early),
         cmocka_unit_test(ids_name_the_answer),
         cmocka_unit_test(order_and_blanks_do_not_matter),
         cmocka_unit_test(calls_are_written),
         cmocka_unit_test(what_was_sampled_is_replayed),
+        cmocka_unit_test(results_follow_their_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
