@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * api.h: the OpenAI- and Anthropic-compatible surfaces: routes, request checks, answers and streams.
+ * api.h: the OpenAI- and Anthropic-compatible surfaces: routes, request checks, answers, streams.
  *
  * mx_api_handle is the handler of the HTTP server. It runs on the server's workers: it parses,
  * renders and tokenises there, hands the token list to the engine, and leaves an answer object

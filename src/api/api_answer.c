@@ -388,8 +388,8 @@ static mx_answer *answer_new(mx_api *api, mx_http_exchange *x, mx_surface surfac
 }
 
 void mx_api_answer(mx_api *api, mx_http_exchange *x, mx_surface surface,
-                   const mx_api_params *params, const mx_prompt_rules *rules, mx_prompt *prompts, size_t n_prompts,
-                   mx_reply *reply, uint64_t received_us)
+                   const mx_api_params *params, const mx_prompt_rules *rules, mx_prompt *prompts,
+                   size_t n_prompts, mx_reply *reply, uint64_t received_us)
 {
     mx_problem p = {0};
     mx_answer *s = answer_new(api, x, surface, params, n_prompts);

@@ -72,6 +72,20 @@ static mx_value *arguments_of(mx_chat *c, struct json_object *v)
     return out;
 }
 
+/* What is called, by its name; NULL: that is no call. */
+static struct json_object *function_of(struct json_object *call, mx_str *name)
+{
+    struct json_object *f = json_object_is_type(call, json_type_object)
+                                ? mx_json_field(call, "function") : NULL;
+    bool is_object = json_object_is_type(f, json_type_object);
+    struct json_object *v = is_object ? mx_json_field(f, "name") : NULL;
+    if (v == NULL || !json_object_is_type(v, json_type_string)) {
+        return NULL;
+    }
+    *name = mx_json_text(v);
+    return f;
+}
+
 static bool write_calls(mx_chat *c, size_t at, struct json_object *calls, mx_value *dict)
 {
     char where[80];
@@ -87,17 +101,15 @@ static bool write_calls(mx_chat *c, size_t at, struct json_object *calls, mx_val
     mx_value *list = mx_value_list(c->arena);
     for (size_t i = 0; i < n; i++) {
         struct json_object *call = json_object_array_get_idx(calls, i);
-        struct json_object *f = json_object_is_type(call, json_type_object)
-                                    ? mx_json_field(call, "function") : NULL;
-        struct json_object *name = json_object_is_type(f, json_type_object)
-                                       ? mx_json_field(f, "name") : NULL;
-        if (name == NULL || !json_object_is_type(name, json_type_string)) {
+        mx_str name;
+        struct json_object *f = function_of(call, &name);
+        if (f == NULL) {
             return mx_problem_field(c->p, where, "'%s[%zu]' must be an object with "
                                     "\"function\": {\"name\": \"...\", \"arguments\": \"...\"}",
                                     where, i);
         }
         mx_value *function = mx_value_dict(c->arena);
-        mx_chat_set(c, function, "name", mx_chat_data(c, mx_json_text(name)));
+        mx_chat_set(c, function, "name", mx_chat_data(c, name));
         mx_chat_set(c, function, "arguments", arguments_of(c, mx_json_field(f, "arguments")));
         mx_value *out = mx_value_dict(c->arena);
         struct json_object *id = mx_json_field(call, "id");
@@ -231,17 +243,12 @@ static mx_str called_name(mx_chat *c, size_t at, mx_str id)
         struct json_object *m = json_object_array_get_idx(c->messages, i);
         struct json_object *calls = json_object_is_type(m, json_type_object)
                                         ? mx_json_field(m, "tool_calls") : NULL;
-        size_t n = json_object_is_type(calls, json_type_array) ? json_object_array_length(calls) : 0;
-        for (size_t k = 0; k < n; k++) {
+        bool is_list = json_object_is_type(calls, json_type_array);
+        for (size_t k = 0; is_list && k < json_object_array_length(calls); k++) {
             struct json_object *call = json_object_array_get_idx(calls, k);
-            struct json_object *f = json_object_is_type(call, json_type_object)
-                                        ? mx_json_field(call, "function") : NULL;
-            struct json_object *name = json_object_is_type(f, json_type_object)
-                                           ? mx_json_field(f, "name") : NULL;
-            if (name != NULL && json_object_is_type(name, json_type_string) &&
-                mx_str_eq(id_of(call), id))
-            {
-                return mx_json_text(name);
+            mx_str name;
+            if (function_of(call, &name) != NULL && mx_str_eq(id_of(call), id)) {
+                return name;
             }
         }
     }

@@ -12,7 +12,8 @@ enum { MAY_NULL = 1, MAY_INT = 2, MAY_NUMBER = 4, MAY_BOOL = 8, MAY_OBJECT = 16,
 
 static struct json_object *object_field(struct json_object *o, const char *name)
 {
-    struct json_object *v = json_object_is_type(o, json_type_object) ? mx_json_field(o, name) : NULL;
+    bool is_object = json_object_is_type(o, json_type_object);
+    struct json_object *v = is_object ? mx_json_field(o, name) : NULL;
     return json_object_is_type(v, json_type_object) ? v : NULL;
 }
 

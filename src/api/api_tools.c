@@ -25,7 +25,7 @@ static mx_str trim_end(mx_str s)
     return s;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 void mx_tool_calls_cut(mx_tool_calls *c, size_t n)
 {
@@ -88,7 +88,8 @@ size_t mx_tool_calls_safe(mx_tool_form form, mx_str text)
     while (first < text.len && is_blank(text.ptr[first])) {
         first++;
     }
-    if (form == MX_TOOL_LLAMA && mx_tool_may_be_bare((mx_str){text.ptr + first, text.len - first})) {
+    mx_str whole = {text.ptr + first, text.len - first};
+    if (form == MX_TOOL_LLAMA && mx_tool_may_be_bare(whole)) {
         n = first;
     }
     return trim_end((mx_str){text.ptr, n}).len; /* blanks before a call are none of the content */
