@@ -5,134 +5,15 @@
  *
  *   bench_cold_many FOLDER [--entries N, default 100000] [--stems N, default 100] [--keep]
  *
- * Each entry is a manifest of two pages: one of the stems (the prompts that an agent's conversations
- * begin with) and a partial page of its own. Payloads are holes, so the folder takes 4 KiB a file.
- * FOLDER is made, or used as it is when an earlier run kept it. As root the kernel's caches (pages,
- * names, inodes) are dropped first; else it says that they are warm.
+ * The entries are those of cold_entries.h. FOLDER is made, or used as it is when an earlier run kept it.
+ * As root the kernel's caches (pages, names, inodes) are dropped first; else it says that they are warm.
  */
-#include "base/buf.h"
-#include "base/clock.h"
 #include "base/log.h"
-#include "base/mem.h"
-#include "cold/cold_format.h"
-#include "cold_jobs.h"
+#include "cold_entries.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-enum { PROMPT_TOKENS = 2 * MX_PAGE_TOKENS, N_LOOKUPS = 2000 };
-
-static const mx_kv_shape shape = {.n_layers = 2, .n_kv_heads = 1, .head_dim = 8, .type = MX_KV_F16};
+enum { N_LOOKUPS = 2000 };
 
 /* ---- the folder ------------------------------------------------------------------------------ */
-
-typedef struct entry {
-    int32_t tokens[PROMPT_TOKENS];
-    size_t n_tokens;
-    mx_hash256 ids[2];
-} entry;
-
-static void make_entry(entry *e, const mx_hash256 *root, size_t number, size_t n_stems)
-{
-    uint64_t stem = number % n_stems * 1000003, own = (number + 1) * 7919;
-    for (size_t i = 0; i < MX_PAGE_TOKENS; i++) {
-        e->tokens[i] = (int32_t)(next_random(&stem) % 49152);
-        e->tokens[MX_PAGE_TOKENS + i] = (int32_t)(next_random(&own) % 49152);
-    }
-    uint32_t n_tail = (uint32_t)(8 + number % 56);
-    e->n_tokens = MX_PAGE_TOKENS + n_tail;
-    e->ids[0] = mx_page_identity(root, root, e->tokens, MX_PAGE_TOKENS);
-    e->ids[1] = mx_page_identity(root, &e->ids[0], e->tokens + MX_PAGE_TOKENS, n_tail);
-}
-
-static void write_whole(const char *path, const void *bytes, size_t n, size_t size)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    must(fd >= 0 || errno == EEXIST, "cannot make a file");
-    if (fd >= 0) { /* a stem is there already */
-        must(write(fd, bytes, n) == (ssize_t)n && ftruncate(fd, (off_t)size) == 0, "cannot write");
-        close(fd);
-    }
-}
-
-static void write_page(const char *dir, const mx_hash256 *root, const entry *e, size_t i,
-                       const uint8_t *zeros)
-{
-    uint8_t head[MX_DISK_PAYLOAD_AT];
-    char hex[65], path[4400];
-    uint32_t n = (uint32_t)(i == 0 ? MX_PAGE_TOKENS : e->n_tokens - MX_PAGE_TOKENS);
-    size_t bytes = mx_disk_payload_bytes(&shape, n);
-    mx_disk_page p = {.root = *root,
-                      .own = e->ids[i],
-                      .parent = i == 0 ? *root : e->ids[0],
-                      .n_tokens = n,
-                      .first_position = i * MX_PAGE_TOKENS,
-                      .kv_type = mx_disk_kv_type(shape.type),
-                      .payload_bytes = bytes,
-                      .payload_sum = mx_xxh3_128(zeros, bytes),
-                      .stored_bytes = bytes,
-                      .stored_sum = mx_xxh3_128(zeros, bytes)};
-    memcpy(p.tokens, e->tokens + i * MX_PAGE_TOKENS, n * sizeof p.tokens[0]);
-    mx_disk_page_encode(&p, head);
-    mx_hash256_hex(&e->ids[i], hex);
-    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", dir, hex, hex);
-    write_whole(path, head, sizeof head, sizeof head + bytes);
-}
-
-static void write_manifest(const char *dir, const mx_hash256 *root, const entry *e)
-{
-    mx_buf out = {0};
-    char hex[65], path[4400];
-    mx_disk_manifest m = {.root = *root,
-                          .session_id = e->ids[0],
-                          .entry_kind = MX_DISK_ENTRY_TURN,
-                          .n_tokens = e->n_tokens,
-                          .n_pages = 2,
-                          .page_ids = e->ids,
-                          .created_s = (uint64_t)mx_wall_s()};
-    mx_disk_manifest_encode(&out, &m);
-    must(!out.failed, "no memory");
-    mx_hash256_hex(&e->ids[1], hex);
-    snprintf(path, sizeof path, "%s/sessions/%s.session", dir, hex);
-    write_whole(path, out.ptr, out.len, out.len);
-    mx_buf_free(&out);
-}
-
-static void make_folder(const char *top, const mx_hash256 *root, size_t n_entries, size_t n_stems)
-{
-    static const char *const folders[] = {"", "/v1", "/v1/%s", "/v1/%s/pages", "/v1/%s/sessions"};
-    char hex[65], dir[4200], path[4400];
-    uint8_t *zeros = mx_calloc(1, mx_kv_page_bytes(&shape));
-    must(zeros != NULL, "no memory");
-    mx_hash256_hex(root, hex);
-    for (size_t i = 0; i < MX_COUNT(folders); i++) {
-        char tail[200];
-        snprintf(tail, sizeof tail, i < 2 ? "%s" : folders[i], i < 2 ? folders[i] : hex);
-        snprintf(path, sizeof path, "%s%s", top, tail);
-        must(mkdir(path, 0700) == 0, "cannot make the folder");
-    }
-    snprintf(dir, sizeof dir, "%s/v1/%s", top, hex);
-    for (int i = 0; i < 256; i++) {
-        snprintf(path, sizeof path, "%s/pages/%02x", dir, (unsigned)i);
-        must(mkdir(path, 0700) == 0, "cannot make a folder");
-    }
-    uint64_t start = mx_now_us();
-    for (size_t i = 0; i < n_entries; i++) {
-        entry e;
-        make_entry(&e, root, i, n_stems);
-        if (i < n_stems) {
-            write_page(dir, root, &e, 0, zeros);
-        }
-        write_page(dir, root, &e, 1, zeros);
-        write_manifest(dir, root, &e);
-    }
-    printf("made %zu entries in %.1f s\n", n_entries, (double)(mx_now_us() - start) * 1e-6);
-    mx_free(zeros);
-}
 
 static bool is_ours(const char *top, const mx_hash256 *root)
 {
@@ -240,10 +121,16 @@ static void measure(const char *dir, const mx_hash256 *root, size_t n_entries, s
         usleep(2000);
         mx_cold_get_stats(c, &st);
     }
-    uint64_t loaded = mx_now_us(), after = memory_kib("VmRSS:");
-    printf("kernel caches %s: open %.1f ms, first look-up answered after %.3f s, index complete after "
-           "%.2f s\n", is_cold ? "dropped" : "warm (not root)", (double)(opened - start) * 1e-3,
-           (double)(served - start) * 1e-6, (double)(loaded - start) * 1e-6);
+    uint64_t loaded = mx_now_us();
+    while (!st.is_complete) {
+        usleep(2000);
+        mx_cold_get_stats(c, &st);
+    }
+    uint64_t complete = mx_now_us(), after = memory_kib("VmRSS:");
+    printf("kernel caches %s: open %.1f ms, first look-up answered after %.3f s, manifests read after "
+           "%.2f s, heads of crowds after %.2f s\n", is_cold ? "dropped" : "warm (not root)",
+           (double)(opened - start) * 1e-3, (double)(served - start) * 1e-6,
+           (double)(loaded - start) * 1e-6, (double)(complete - start) * 1e-6);
     printf("memory: %.0f bytes an entry afterwards, %.0f at the peak\n",
            (double)(after - before) * 1024 / (double)n_entries,
            (double)(memory_kib("VmHWM:") - before) * 1024 / (double)n_entries);
@@ -280,7 +167,10 @@ int main(int argc, char **argv)
     jobs_begin();
     mx_log_set_level(MX_LOG_WARN);
     if (stat(argv[1], &st) != 0) {
+        uint64_t start = mx_now_us();
+        must(mkdir(argv[1], 0700) == 0, "cannot make the folder");
         make_folder(argv[1], &root, n_entries, n_stems);
+        printf("made %zu entries in %.1f s\n", n_entries, (double)(mx_now_us() - start) * 1e-6);
     }
     must(is_ours(argv[1], &root), "that folder was not made by this bench, and would be removed");
     printf("%zu entries on %zu stems\n", n_entries, n_stems);

@@ -218,6 +218,13 @@ static void yield_to_reader_locked(mx_cold *c)
     }
 }
 
+void mx_cold_yield_to_reader(mx_cold *c)
+{
+    pthread_mutex_lock(&c->lock);
+    yield_to_reader_locked(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void *writer_main(void *arg)
 {
     mx_cold *c = arg;
@@ -306,6 +313,10 @@ static void *sweeper_main(void *arg)
         c->stats.is_loaded = true;
         c->n_sweeps++;
         pthread_cond_broadcast(&c->idle_cond);
+        pthread_mutex_unlock(&c->lock);
+        bool is_complete = mx_cold_read_heads(c);
+        pthread_mutex_lock(&c->lock);
+        c->stats.is_complete |= is_complete;
     }
     pthread_mutex_unlock(&c->lock);
     mx_cold_folder_close(&c->sweeper_folder);

@@ -305,7 +305,8 @@ typedef struct mx_cold_stats {
     char degraded_reason[320];
     bool is_looked_at;         /* after the start: is_degraded tells whether the folder can be used */
     uint64_t turns;            /* answers whose ids are known to be in the folder */
-    bool is_loaded;            /* names and manifests have been read after start */
+    bool is_loaded;            /* names and manifests have been read after start, */
+    bool is_complete;          /* and the heads of pages that have many siblings */
     uint64_t files, bytes;     /* below dir/v1, of all models, as far as known */
     uint64_t max_bytes;
     uint64_t pages_written, states_written, bytes_written, sessions_written, write_failures;

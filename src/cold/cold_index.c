@@ -29,7 +29,8 @@ enum { FULL, PARTIAL, N_CLASSES };
 /* The children of a page that are there. */
 typedef struct family {
     node *known[N_CLASSES];   /* roots of trees, by tokens */
-    node *unknown[N_CLASSES]; /* lists, newest first: those without tokens */
+    node *unknown[N_CLASSES]; /* lists, newest first: those without tokens; */
+    size_t n_unknown;         /* in both */
 } family;
 
 struct node {
@@ -247,6 +248,7 @@ static void leave_family(const node *n)
         take_out(&f->known[class_of(n)], n);
         return;
     }
+    f->n_unknown--;
     *(n->before != NULL ? &n->before->after : &f->unknown[class_of(n)]) = n->after;
     if (n->after != NULL) {
         n->after->before = n->before;
@@ -263,6 +265,7 @@ static void join_family(node *n)
         insert(&f->known[class_of(n)], n);
         return;
     }
+    f->n_unknown++;
     node **first = &f->unknown[class_of(n)];
     n->before = NULL;
     n->after = *first;
@@ -583,6 +586,37 @@ mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *pare
     }
     pthread_mutex_unlock(&ix->lock);
     return best;
+}
+
+static mx_err append_unknown(const family *f, mx_hash256 **out, size_t *cap, size_t *n)
+{
+    if (!mx_grow((void **)out, cap, *n + f->n_unknown, sizeof **out)) {
+        return MX_E_NOMEM;
+    }
+    for (int k = FULL; k < N_CLASSES; k++) {
+        for (const node *c = f->unknown[k]; c != NULL; c = c->after) {
+            (*out)[(*n)++] = c->id;
+        }
+    }
+    return MX_OK;
+}
+
+mx_err mx_cold_index_crowds(mx_cold_index *ix, size_t least, mx_hash256 **out, size_t *n)
+{
+    size_t cap = 0;
+    mx_err err = MX_OK;
+    *out = NULL;
+    *n = 0;
+    pthread_mutex_lock(&ix->lock);
+    for (size_t i = 0; i < ix->n_buckets && err == MX_OK; i++) {
+        for (const node *p = ix->buckets[i]; p != NULL && err == MX_OK; p = p->next) {
+            if (p->children != NULL && p->children->n_unknown >= least) {
+                err = append_unknown(p->children, out, &cap, n);
+            }
+        }
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return err;
 }
 
 bool mx_cold_index_is_named(mx_cold_index *ix, const mx_hash256 *id)

@@ -76,6 +76,10 @@ mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *pare
                                        const int32_t *tokens, size_t n, bool only_full,
                                        mx_cold_child *unknown, size_t cap, size_t *n_unknown);
 
+/* Of pages that have `least` or more children whose tokens are not known: these children. *out is the
+ * caller's to mx_free. */
+mx_err mx_cold_index_crowds(mx_cold_index *ix, size_t least, mx_hash256 **out, size_t *n);
+
 /* Does some manifest that is there have it in its chain, as far as known? Of a page of which nothing says
  * so nobody will know after a restart what it continues. */
 bool mx_cold_index_is_named(mx_cold_index *ix, const mx_hash256 *id);

@@ -144,6 +144,10 @@ void mx_cold_read_job(mx_cold *c, mx_cold_job *job);
 /* After the job was handed back: what it used becomes the youngest. */
 void mx_cold_read_done(mx_cold *c);
 void mx_cold_sweep_once(mx_cold *c);
+/* cold_heads.c: between sweeps. Breaks off when a sweep is wanted; false: there is more to do. */
+bool mx_cold_read_heads(mx_cold *c);
+/* Lets restores that wait have the disk first, unless the one that runs is stuck. */
+void mx_cold_yield_to_reader(mx_cold *c);
 
 /* What the index learns from a manifest, our own or one that was found. */
 mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m);
