@@ -410,6 +410,8 @@ MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const gro
     const int sub = mx_sub_of(type);
     const int per = MX_SUB_BLOCK / sub;
     const int offset = mx_offset_of(type);
+    const int zeros = offset != 0 ? __builtin_ctz((unsigned)offset) : 0;
+    const v16f minus = vf_set1((float)-(offset >> zeros)); /* -1, or -3 */
     const size_t quant_bytes = mx_quant_bytes(type);
     const uint8_t *scales = group + (size_t)g->n_subs * quant_bytes;
     const super_scales super = load_super(type, scales);
@@ -433,7 +435,7 @@ MX_INLINE void direct_group(const mx_qtype type, const uint8_t *group, const gro
             MX_UNROLL
             for (int r = 0; r < tm; r++) { /* exact, and a vector all the way */
                 is[r] = offset == 0 ? vi_set1(0)
-                                    : vf_to_int(vf_mul(vf_set1(sum[r][s]), vf_set1((float)-offset)));
+                                    : vi_sll(vf_to_int(vf_mul(vf_set1(sum[r][s]), minus)), zeros);
             }
             direct_sums(type, group, h * (sub / 2), sub / 2, a, s * sub, tm, is);
             load_scales(type, scales, &super, s, &ws, &wm);
