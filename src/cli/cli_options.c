@@ -90,7 +90,7 @@ static const mx_option rows[] = {
      "compress what is written there, without loss: zstd saves a tenth or a sixth of the space and reads "
      "slower; whatever was chosen, all is read"},
     {"ssd-session-cache-max-size", OPT_SIZE, AT(ssd_max_size), "SIZE", "0", MX_SIZE_MIN, 0, NULL,
-     "limit of that folder; 0 = a tenth of the free space, at most 32 GiB"},
+     "limit of that folder; 0 = a tenth of what is free without it, at most 32 GiB"},
     {"ssd-session-cache-min-tokens", OPT_NUMBER, AT(ssd_min_tokens), "N", "32", 0, 1u << 24, NULL,
      "shorter prompts are not written"},
     {"ssd-session-cache-min-ms", OPT_NUMBER, AT(ssd_min_ms), "MS", "0", 0, 1u << 30, NULL,

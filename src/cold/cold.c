@@ -718,19 +718,23 @@ uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f)
 {
     enum { DEFAULT_MAX_GIB = 32 };
     struct statvfs vfs;
-    uint64_t fallback = (uint64_t)DEFAULT_MAX_GIB << 30;
+    const uint64_t most = (uint64_t)DEFAULT_MAX_GIB << 30;
+    uint64_t is_free = 0;
     bool is_known = f->root_fd >= 0 && f->ops->statvfs(f->root_fd, &vfs) == 0;
     if (is_known) {
-        uint64_t is_free = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+        is_free = (uint64_t)vfs.f_bavail * vfs.f_frsize;
         /* A tenth of a full disk is nothing, and would stay so when there is room again. */
         is_known = is_free >= mx_cold_disk_reserve(c, &vfs);
-        fallback = is_known && is_free / 10 < fallback ? is_free / 10 : fallback;
     }
     pthread_mutex_lock(&c->lock);
-    if (c->max_bytes == 0 && is_known) {
-        c->max_bytes = c->stats.bytes + fallback;
+    uint64_t used = c->stats.bytes, tenth = (is_free + used) / 10;
+    /* Before the folder was counted a full one would look empty, and be emptied. */
+    if (c->max_bytes == 0 && is_known && (c->is_counted || c->stats.is_loaded)) {
+        c->max_bytes = tenth < most ? tenth : most;
     }
-    uint64_t limit = c->max_bytes != 0 ? c->max_bytes : c->stats.bytes + fallback;
+    uint64_t limit = c->max_bytes != 0 ? c->max_bytes
+                     : is_known        ? used + (is_free / 10 < most ? is_free / 10 : most)
+                                       : used + most;
     pthread_mutex_unlock(&c->lock);
     return limit;
 }

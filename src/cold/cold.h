@@ -76,7 +76,7 @@ typedef struct mx_cold_config {
     mx_cold_compress compress;
     const char *dir;            /* e.g. ~/.mtplx/session_cache, expanded; made when absent */
     uint64_t max_bytes;         /* of all files below dir/v1, all models together; 0 = default (a
-                                   tenth of the free space at start, at most 32 GiB) */
+                                   tenth of what was free at start without it, at most 32 GiB) */
     uint64_t write_budget;      /* bytes of pages and states a day, UTC; 0 = no limit */
     uint64_t ttl_s;             /* what was not used for so long is deleted; 0 = never */
     size_t queue_bytes;         /* write queue bound; 0 = default 512 MiB */

@@ -92,6 +92,7 @@ struct mx_cold {
     bool has_failed[MX_COLD_N_SIDES]; /* stats.is_degraded is one of them */
     uint64_t reader_alive_us;   /* the reader's last sign of life in this job */
     uint64_t max_bytes;         /* 0 = the default, not settled yet: see mx_cold_limit */
+    bool is_counted;            /* stats.bytes is what a sweep has seen, and what was written since */
     mx_cold_stats stats;
 
     pthread_cond_t lane_cond, lane_done_cond;
@@ -173,8 +174,8 @@ void mx_cold_wait_loaded(mx_cold *c, uint64_t timeout_us);
 bool mx_cold_is_loaded(mx_cold *c);
 /* What stays free on the disk. */
 uint64_t mx_cold_disk_reserve(const mx_cold *c, const struct statvfs *vfs);
-/* The limit in bytes; settles the default the first time a folder is at hand whose disk has its
- * reserve free. */
+/* The limit in bytes; settles the default, a tenth of what would be free without the cache, the first time
+ * that a folder has been counted whose disk has its reserve free. */
 uint64_t mx_cold_limit(mx_cold *c, const mx_cold_folder *f);
 /* What is kept free below the limit by sweeping, so that the writer need not drop pages. */
 uint64_t mx_cold_low_water(const mx_cold *c, uint64_t limit);

@@ -121,6 +121,17 @@ static int take_gc_lock(const mx_sweep *s)
     return fd;
 }
 
+/* What was written during the walk may be counted twice until the next one: too much is the safe side. */
+static void count(const mx_sweep *s)
+{
+    mx_cold *c = s->c;
+    pthread_mutex_lock(&c->lock);
+    c->stats.files = s->total_files + c->written_files;
+    c->stats.bytes = s->total_bytes + c->written_bytes;
+    c->is_counted = true;
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void run(mx_sweep *s)
 {
     mx_cold *c = s->c;
@@ -136,6 +147,9 @@ static void run(mx_sweep *s)
         mx_cold_index_scan_end(c->index);
     }
     load_manifests(s);
+    if (is_whole) {
+        count(s);
+    }
     if (lock >= 0 && is_whole) {
         mx_sweep_settle_times(s, lock);
         delete_superfluous(s);
@@ -143,14 +157,9 @@ static void run(mx_sweep *s)
     if (lock >= 0) {
         close(lock);
     }
-    pthread_mutex_lock(&c->lock);
     if (is_whole) {
-        /* What was written during the walk may be counted twice until the next one: too much is the
-         * safe side. */
-        c->stats.files = s->total_files + c->written_files;
-        c->stats.bytes = s->total_bytes + c->written_bytes;
+        count(s);
     }
-    pthread_mutex_unlock(&c->lock);
     mx_log(MX_LOG_DEBUG, "cold: sweep: files=%llu bytes=%llu foreign=%llu",
            (unsigned long long)s->total_files, (unsigned long long)s->total_bytes,
            (unsigned long long)s->n_foreign);

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 
 #include "cold/cold_files.h"
@@ -387,7 +388,7 @@ static void test_default_limit_waits_for_free_space(void **arg)
     s->cfg.tuning.min_free_bytes = 1 << 20;
     s->cfg.max_bytes = 0;
     atomic_store(&bytes_free, 1000);
-    mx_cold *c = help_open(&s->cfg);
+    mx_cold *c = help_open_settled(&s->cfg);
     assert_int_equal(help_write_page(c, &s->talk, 0), MX_E_FULL);
     mx_cold_stats st;
     mx_cold_get_stats(c, &st);
@@ -400,6 +401,41 @@ static void test_default_limit_waits_for_free_space(void **arg)
     assert_false(st.is_degraded);
     assert_in_range(st.max_bytes, ((uint64_t)1 << 30) / 10, ((uint64_t)1 << 30) / 9);
     mx_cold_close(c);
+}
+
+/* The default limit is a tenth of what would be free without the cache, whoever settles it: the sweep after
+ * start, or, when somebody else holds gc.lock, the writer. A restart makes it neither larger nor smaller. */
+static void test_default_limit_counts_what_is_there(void **arg)
+{
+    state *s = *arg;
+    enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, N_FREE = 300 * FILE_BYTES };
+    mx_cold_fileops told = faulty;
+    told.statvfs = told_statvfs;
+    s->cfg.tuning.fileops = &told;
+    s->cfg.tuning.min_free_bytes = -1;
+    s->cfg.max_bytes = 0;
+    atomic_store(&bytes_free, N_FREE);
+    for (int is_locked = 0; is_locked < 2; is_locked++) {
+        char path[300];
+        mx_cold_stats st;
+        mx_cold *c = help_open_settled(&s->cfg);
+        assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+        mx_cold_close(c);
+        snprintf(path, sizeof path, "%s/v1/gc.lock", s->cfg.dir);
+        int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        assert_true(lock >= 0 && (!is_locked || flock(lock, LOCK_EX) == 0));
+        c = help_open_settled(&s->cfg);
+        talk_make(&s->again, &s->root, 99 + (uint64_t)is_locked, 0, 64);
+        assert_int_equal(help_write_page(c, &s->again, 0), MX_OK);
+        mx_cold_get_stats(c, &st);
+        close(lock);
+        uint64_t want = (N_FREE + st.bytes) / 10;
+        print_message("%llu bytes there: limit %llu, expected %llu\n", (unsigned long long)st.bytes,
+                      (unsigned long long)st.max_bytes, (unsigned long long)want);
+        assert_true(st.bytes > 2 * FILE_BYTES);
+        assert_in_range(st.max_bytes, want - FILE_BYTES / 5, want);
+        mx_cold_close(c);
+    }
 }
 
 /* What was stored stays readable when nothing can be written any more. */
@@ -532,6 +568,7 @@ int main(void)
         T(test_reserve_of_the_disk),
         T(test_folder_removed_while_writing),
         T(test_default_limit_waits_for_free_space),
+        T(test_default_limit_counts_what_is_there),
         T(test_read_only_folder_still_gives_pages),
         T(test_each_allocation_fails),
         T(test_hanging_folder_blocks_nobody),
