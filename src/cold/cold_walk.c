@@ -82,7 +82,11 @@ static uint64_t file_bytes(const struct stat *st)
 static void add_file(mx_sweep *s, int dir, const char *name, const place *p, mx_swept_kind kind)
 {
     struct stat st;
-    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISDIR(st.st_mode)) {
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        s->err = errno == ENOENT ? s->err : MX_E_IO; /* deleted meanwhile, or not to be seen */
+        return;
+    }
+    if (S_ISDIR(st.st_mode)) {
         return;
     }
     uint64_t bytes = file_bytes(&st);
@@ -123,17 +127,24 @@ static void visit_file(mx_sweep *s, int dir, const char *name, void *arg)
     }
 }
 
-static void walk_files(mx_sweep *s, int parent, const char *name, const place *p)
+/* -1: there is none, or it cannot be seen, which s->err tells then. */
+static int open_seen(mx_sweep *s, int parent, const char *name)
 {
     mx_err err;
+    struct stat st;
     int dir = mx_cold_open_dir(s->f->ops, parent, name, false, &err, NULL);
+    if (dir < 0 && fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode)) {
+        s->n_foreign++; /* not a folder of ours: no reason to leave the rest unswept */
+    } else if (dir < 0 && err != MX_E_NOT_FOUND) {
+        s->err = err;
+    }
+    return dir;
+}
+
+static void walk_files(mx_sweep *s, int parent, const char *name, const place *p)
+{
+    int dir = open_seen(s, parent, name);
     if (dir < 0) {
-        struct stat st;
-        if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode)) {
-            s->n_foreign++; /* not a folder of ours: no reason to leave the rest unswept */
-        } else if (err != MX_E_NOT_FOUND) {
-            s->err = err;
-        }
         return;
     }
     place copy = *p;
@@ -176,8 +187,9 @@ static void visit_root(mx_sweep *s, int dir, const char *name, void *arg)
     }
     s->roots = roots;
     int fd = mx_cold_open_dir(s->f->ops, dir, name, false, &err, &eb);
-    if (fd < 0) {
+    if (fd < 0) { /* somebody else's, or not to be seen */
         s->n_foreign++;
+        s->err = err == MX_E_DENIED || err == MX_E_NOT_FOUND ? s->err : err;
         return;
     }
     uint16_t root = (uint16_t)s->n_roots;
@@ -189,7 +201,7 @@ static void visit_root(mx_sweep *s, int dir, const char *name, void *arg)
                              {root, "states", MX_SWEPT_STATE, ".state"}};
     for (size_t i = 0; i < MX_COUNT(objects); i++) {
         place p = objects[i];
-        int dir_fd = mx_cold_open_dir(s->f->ops, fd, p.folder, false, &err, &eb);
+        int dir_fd = open_seen(s, fd, p.folder);
         if (dir_fd >= 0) {
             if (!for_each(s, dir_fd, visit_xx, &p)) {
                 s->err = MX_E_IO;

@@ -4,6 +4,7 @@
  */
 #include "cold/cold_help.h"
 
+#include "cold/cold_files.h"
 #include "cold/cold_tools.h"
 
 #include <pthread.h>
@@ -249,6 +250,39 @@ static void test_superfluous_manifests_go(void **arg)
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".session"), 0);
     assert_false(mx_cold_has_page(c, &s->talk.ids[0]));
+    mx_cold_close(c);
+}
+
+static atomic_bool is_short_of_files;
+
+static int open_with_few_files(int dir, const char *name, int flags, unsigned mode)
+{
+    if (atomic_load(&is_short_of_files) && strcmp(name, "pages") == 0) {
+        errno = EMFILE;
+        return -1;
+    }
+    return mx_cold_real_fileops.open(dir, name, flags, mode);
+}
+
+/* Pages that cannot be seen for a moment, for this process has too many files open, are not gone: their
+ * manifests stay. */
+static void test_walk_that_cannot_see_pages_deletes_nothing(void **arg)
+{
+    state *s = *arg;
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.open = open_with_few_files;
+    s->cfg.tuning.fileops = &ops;
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 300);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    sweep(c); /* it has the folder open from now on */
+    atomic_store(&is_short_of_files, true);
+    sweep(c);
+    atomic_store(&is_short_of_files, false);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1);
+    assert_true(mx_cold_has_page(c, &s->talk.ids[0]));
+    sweep(c);
+    assert_int_equal(help_count(s->root_dir, ".session"), 1);
     mx_cold_close(c);
 }
 
@@ -673,6 +707,7 @@ int main(void)
         T(test_superseded_partial_pages_go),
         T(test_partial_page_outlives_an_unnamed_full_one),
         T(test_superfluous_manifests_go),
+        T(test_walk_that_cannot_see_pages_deletes_nothing),
         T(test_manifest_stays_when_the_longer_one_goes),
         T(test_manifest_of_another_version_stays),
         T(test_leftovers_and_foreign_names),
