@@ -40,11 +40,12 @@ void mx_cold_condemn(mx_cold *c, mx_cold_folder *f, mx_cold_object o, const mx_h
     f->n_condemned++;
     mx_cold_object_name(o, id, xx, name);
     int dir = mx_cold_open_dir(f->ops, mx_cold_objects_fd(f, o), xx, false, &err, NULL);
-    bool is_gone = dir < 0;
+    bool is_gone = dir < 0 && err == MX_E_NOT_FOUND; /* not where it cannot be seen */
     if (dir >= 0) {
         struct stat st;
         bool is_moved = mx_cold_quarantine(f, dir, name, reason);
-        is_gone = is_moved || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0;
+        is_gone = is_moved
+                  || (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT);
         if (is_moved) {
             mx_cold_quarantined(c);
         }

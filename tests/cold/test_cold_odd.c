@@ -12,7 +12,16 @@
 #include "cold/cold_files.h"
 
 static atomic_int n_reads, n_utimens, n_syncs;
-static atomic_bool is_read_only, is_unreadable;
+static atomic_bool is_read_only, is_unreadable, is_short_of_files;
+
+static int open_unless_short(int dir, const char *name, int flags, unsigned mode)
+{
+    if (atomic_load(&is_short_of_files) && strlen(name) == 2) { /* pages/xx */
+        errno = EMFILE;
+        return -1;
+    }
+    return mx_cold_real_fileops.open(dir, name, flags, mode);
+}
 
 static ssize_t count_preadv(int fd, const struct iovec *iov, int n, long at)
 {
@@ -64,9 +73,11 @@ static int setup(void **arg)
     s->ops.rename = deny_rename;
     s->ops.utimens = count_utimens;
     s->ops.fsync = count_fsync;
+    s->ops.open = open_unless_short;
     s->cfg.tuning.fileops = &s->ops;
     atomic_store(&is_read_only, false);
     atomic_store(&is_unreadable, false);
+    atomic_store(&is_short_of_files, false);
     talk_make(&s->talk, &s->root, 3, 0, 2 * 64 + 9);
     *arg = s;
     return 0;
@@ -127,6 +138,33 @@ static void test_bad_file_that_cannot_be_moved(void **arg)
     assert_true(mx_cold_has_page(c, &s->talk.ids[0]));
     atomic_store(&is_read_only, false);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    assert_int_equal(help_read_talk(c, &s->talk, s->talk.n), s->talk.n);
+    mx_cold_close(c);
+}
+
+/* What was condemned but cannot be moved now, for too many files are open, must not be believed again when there
+ * is room. */
+static void test_condemned_while_files_are_short(void **arg)
+{
+    state *s = *arg;
+    write_talk(s);
+    mx_cold *c = help_open_settled(&s->cfg);
+    mx_cold_job job = {.kind = MX_COLD_CONDEMN,
+                       .root = s->root,
+                       .page_ids = &s->talk.ids[1],
+                       .n_pages = 1,
+                       .reason = "test"};
+    assert_int_equal(help_read_talk(c, &s->talk, s->talk.n), s->talk.n); /* the folders are open */
+    assert_int_equal(mx_cold_sweep(c, 20000000), true);
+    talk other;
+    talk_make(&other, &s->root, 4, 0, 64);
+    assert_int_equal(help_write_page(c, &other, 0), MX_OK);
+    atomic_store(&is_short_of_files, true);
+    assert_int_not_equal(help_run(c, &job), MX_OK);
+    atomic_store(&is_short_of_files, false);
+    assert_false(mx_cold_has_page(c, &s->talk.ids[1]));
+    assert_int_equal(help_read_talk(c, &s->talk, s->talk.n), 64);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK); /* another file of that name */
     assert_int_equal(help_read_talk(c, &s->talk, s->talk.n), s->talk.n);
     mx_cold_close(c);
 }
@@ -320,6 +358,7 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(test_bad_file_that_cannot_be_moved),
+        T(test_condemned_while_files_are_short),
         T(test_reading_and_writing_fail_apart),
         T(test_folders_and_files_in_each_others_place),
         T(test_sweep_passes_over_strange_folders),
