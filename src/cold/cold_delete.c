@@ -9,6 +9,7 @@
 #include "cold/cold_sweep.h"
 
 #include <errno.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -193,6 +194,46 @@ static void delete_file(mx_sweep *s, mx_swept_file *e)
     s->deleted_bytes += e->bytes;
     if (s->c != NULL) {
         tell(s, e);
+    }
+}
+
+static void delete_strays_in(mx_sweep *s, int dir)
+{
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    if (d == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return; /* the next sweep tries again */
+    }
+    for (const struct dirent *e; (e = readdir(d)) != NULL && !mx_sweep_is_stopping(s);) {
+        struct stat st;
+        if (strncmp(e->d_name, ".tmp-", 5) == 0
+            && fstatat(dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)
+            && mx_sweep_age_s(s, st.st_mtim.tv_sec) >= s->orphan_age_s
+            && s->f->ops->unlink(dir, e->d_name, 0) == 0) {
+            mx_log(MX_LOG_INFO, "cold: sweep: deleted file=%s bytes=%llu reason=leftovers", e->d_name,
+                   (unsigned long long)st.st_size);
+            s->deleted_files++;
+            s->deleted_bytes += (uint64_t)st.st_size;
+        }
+    }
+    closedir(d);
+}
+
+void mx_sweep_delete_strays(mx_sweep *s)
+{
+    if (s->f->top_fd >= 0) {
+        delete_strays_in(s, s->f->top_fd);
+    }
+    delete_strays_in(s, s->f->v1_fd);
+    for (size_t i = 0; i < s->n_roots; i++) {
+        int root = mx_sweep_open_root(s, (uint16_t)i);
+        if (root >= 0) {
+            delete_strays_in(s, root);
+            close(root);
+        }
     }
 }
 

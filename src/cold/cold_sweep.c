@@ -93,6 +93,7 @@ static void delete_superfluous(mx_sweep *s)
     }
     mx_sweep_mark_leftovers(s, marked);
     mx_sweep_delete(s, marked, "leftovers");
+    mx_sweep_delete_strays(s);
     mx_sweep_mark_superseded(s, marked);
     mx_sweep_delete(s, marked, "superseded");
     mx_sweep_load_states(s);

@@ -47,7 +47,7 @@ typedef struct mx_swept_state {
 
 typedef struct mx_sweep {
     mx_cold *c;            /* NULL: a tool's, outside of a server */
-    mx_cold_folder *f;     /* a tool's has only v1_fd */
+    mx_cold_folder *f;     /* a tool's has only top_fd and v1_fd */
     int64_t delete_age_s, orphan_age_s, ttl_s; /* as in mx_cold_tuning and mx_cold_config */
     const char *only_root; /* the others are not looked at; NULL = all */
     char (*roots)[65];     /* [n_roots] */
@@ -135,6 +135,8 @@ int mx_sweep_open_root(const mx_sweep *s, uint16_t root);
 
 /* Deletes the files that are marked, after saying so, and takes the marks away. */
 void mx_sweep_delete(mx_sweep *s, bool *marked, const char *why);
+/* Old temporary files beside the folders that are walked: of the marker, model.json, written.txt, the key. */
+void mx_sweep_delete_strays(mx_sweep *s);
 /* Removes folders of other models in which nothing is left. */
 void mx_sweep_remove_empty_roots(const mx_sweep *s);
 

@@ -641,7 +641,8 @@ static mx_err begin_sweep(tool_sweep *t, const char *dir, const mx_hash256 *key,
     *t = (tool_sweep){.o = {.top = -1, .v1 = -1, .lock = -1}};
     MX_TRY(open_all(&t->o, dir, key, true, wait_ms, eb));
     mx_cold_folder_init(&t->folder, t->o.trust.ops, dir, &no_root, false);
-    t->folder.v1_fd = t->o.v1; /* lent */
+    t->folder.top_fd = t->o.top; /* lent, */
+    t->folder.v1_fd = t->o.v1;   /* like this one */
     t->s = (mx_sweep){.f = &t->folder,
                       .orphan_age_s = ORPHAN_AGE_S,
                       .only_root = only_root,
@@ -676,6 +677,7 @@ mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, ui
         t.s.ttl_s = (int64_t)(ttl_s < INT64_MAX ? ttl_s : INT64_MAX);
         mx_sweep_mark_leftovers(&t.s, t.marked);
         mx_sweep_delete(&t.s, t.marked, "leftovers");
+        mx_sweep_delete_strays(&t.s);
         mx_sweep_mark_expired(&t.s, t.marked);
         mx_sweep_delete(&t.s, t.marked, "unused_for_longer_than_ttl");
         mx_sweep_mark_over_budget(&t.s, t.marked, max_bytes);

@@ -171,7 +171,8 @@ static void visit_root(mx_sweep *s, int dir, const char *name, void *arg)
 {
     (void)arg;
     if (strlen(name) != 64 || !is_hex(name, 64)) {
-        s->n_foreign += strcmp(name, "gc.lock") != 0 && strcmp(name, MX_COLD_WEAR_NAME) != 0;
+        s->n_foreign += strcmp(name, "gc.lock") != 0 && strcmp(name, MX_COLD_WEAR_NAME) != 0
+                        && strncmp(name, ".tmp-", 5) != 0;
         return;
     }
     if (s->only_root != NULL && strcmp(name, s->only_root) != 0) {

@@ -356,6 +356,14 @@ static void test_leftovers_and_foreign_names(void **arg)
     assert_int_equal(mkdir(path, 0700), 0);
     help_spill_aged(s, "sessions/.tmp-1-old", 4000);
     help_spill_aged(s, "sessions/.tmp-2-young", 3000);
+    /* Of model.json, written.txt and the marker, by a process that was killed. */
+    static const char *const strays[] = {".tmp-3", "../.tmp-4", "../../.tmp-5"};
+    for (size_t i = 0; i < MX_COUNT(strays); i++) {
+        char young[40];
+        snprintf(young, sizeof young, "%s-young", strays[i]);
+        help_spill_aged(s, strays[i], 4000);
+        help_spill_aged(s, young, 3000);
+    }
     help_spill_aged(s, "sessions/notes.txt", 900000);
     help_spill_aged(s, "trash/something.page", 10);
     help_spill_aged(s, "README", 900000);
@@ -378,6 +386,12 @@ static void test_leftovers_and_foreign_names(void **arg)
     sweep(c);
     assert_false(help_is_there(s, "sessions/.tmp-1-old"));
     assert_true(help_is_there(s, "sessions/.tmp-2-young"));
+    for (size_t i = 0; i < MX_COUNT(strays); i++) {
+        char young[40];
+        snprintf(young, sizeof young, "%s-young", strays[i]);
+        assert_false(help_is_there(s, strays[i]));
+        assert_true(help_is_there(s, young));
+    }
     assert_true(help_is_there(s, "sessions/notes.txt"));
     assert_true(help_is_there(s, "README"));
     assert_false(help_is_there(s, "trash/something.page"));
