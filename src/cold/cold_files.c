@@ -630,7 +630,9 @@ bool mx_cold_quarantine(mx_cold_folder *f, int dir, const char *name, const char
         snprintf(reason_name, sizeof reason_name, "%s.reason", to_name);
         int n = snprintf(text, sizeof text, "%lld %s\n", (long long)mx_wall_s(), reason);
         struct iovec iov = {text, mx_min_size((size_t)n, sizeof text - 1)};
+        bool was_unsynced = f->is_renamed_unsynced;
         err = mx_cold_write_file(f, to, reason_name, &iov, 1, &eb);
+        f->is_renamed_unsynced = was_unsynced; /* it is about the caller's file */
         if (err != MX_OK) {
             mx_log(MX_LOG_DEBUG, "cold: reason of %s not written: %s", name, eb.text);
         }

@@ -424,9 +424,11 @@ static mx_err check_model(void *arg, const model_dir *m)
     checking *c = arg;
     c->model = m;
     snprintf(c->folder, sizeof c->folder, "sessions");
-    MX_TRY(each_name(&m->trust, m->fd, "sessions", check_manifest, c));
-    c->object = MX_COLD_PAGE;
-    mx_err err = each_name(&m->trust, m->fd, "pages", check_xx, c);
+    mx_err err = each_name(&m->trust, m->fd, "sessions", check_manifest, c);
+    if (err == MX_OK) {
+        c->object = MX_COLD_PAGE;
+        err = each_name(&m->trust, m->fd, "pages", check_xx, c);
+    }
     if (err == MX_OK) {
         c->object = MX_COLD_STATE;
         err = each_name(&m->trust, m->fd, "states", check_xx, c);

@@ -403,6 +403,48 @@ static void test_default_limit_waits_for_free_space(void **arg)
     mx_cold_close(c);
 }
 
+static int fail_in_quarantine(int fd)
+{
+    char link[64], path[400];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    path[n > 0 ? n : 0] = '\0';
+    const char *last = strrchr(path, '/');
+    if (last != NULL && strcmp(last, "/quarantine") == 0) {
+        errno = EIO;
+        return -1;
+    }
+    return mx_cold_real_fileops.fsync(fd);
+}
+
+/* A damaged page goes to quarantine, where the sync fails, and there is no room for the new one: that says nothing
+ * about the name of the page, which is written when there is room. */
+static void test_unsynced_reason_does_not_taint_the_page(void **arg)
+{
+    state *s = *arg;
+    mx_cold_fileops told = mx_cold_real_fileops;
+    told.statvfs = told_statvfs;
+    told.fsync = fail_in_quarantine;
+    s->cfg.tuning.fileops = &told;
+    s->cfg.tuning.min_free_bytes = 1 << 20;
+    atomic_store(&bytes_free, (uint64_t)1 << 30);
+    mx_cold *c = help_open(&s->cfg);
+    assert_int_equal(help_write_page(c, &s->talk, 0), MX_OK);
+    mx_cold_close(c);
+    char hex[65], root[65], path[800];
+    mx_hash256_hex(&s->talk.ids[0], hex);
+    mx_hash256_hex(&s->root, root);
+    snprintf(path, sizeof path, "%s/v1/%s/pages/%.2s/%s.page", s->sub, root, hex, hex);
+    assert_int_equal(truncate(path, 5000), 0);
+    c = help_open(&s->cfg);
+    atomic_store(&bytes_free, 1000);
+    assert_int_equal(help_write_page(c, &s->talk, 0), MX_E_FULL);
+    atomic_store(&bytes_free, (uint64_t)1 << 30);
+    usleep(1000);
+    assert_int_equal(help_write_page(c, &s->talk, 0), MX_OK);
+    mx_cold_close(c);
+}
+
 /* The default limit is a tenth of what would be free without the cache, whoever settles it: the sweep after
  * start, or, when somebody else holds gc.lock, the writer. A restart makes it neither larger nor smaller. */
 static void test_default_limit_counts_what_is_there(void **arg)
@@ -569,6 +611,7 @@ int main(void)
         T(test_folder_removed_while_writing),
         T(test_default_limit_waits_for_free_space),
         T(test_default_limit_counts_what_is_there),
+        T(test_unsynced_reason_does_not_taint_the_page),
         T(test_read_only_folder_still_gives_pages),
         T(test_each_allocation_fails),
         T(test_hanging_folder_blocks_nobody),
