@@ -41,6 +41,7 @@ struct node {
     family *children;    /* NULL = never had one */
     int32_t *tokens;     /* [n_tokens] or NULL */
     uint32_t n_tokens;   /* 0 = not known */
+    uint32_t n_links;    /* nodes of which it is the parent */
     uint32_t seen;       /* the scan in which it was last seen, */
     uint32_t manifest_seen; /* and its manifest */
     uint64_t touched_us; /* when is_durable */
@@ -329,7 +330,11 @@ static bool set_link(node *n, node *up, uint32_t n_tokens, const int32_t *tokens
         n->n_tokens = n_tokens;
     }
     if (says_itself || n->parent == NULL) {
+        if (n->parent != NULL) {
+            n->parent->n_links--;
+        }
         n->parent = up;
+        up->n_links++;
     }
     join_family(n);
     return true;
@@ -666,6 +671,40 @@ void mx_cold_index_scan_begin(mx_cold_index *ix)
     pthread_mutex_unlock(&ix->lock);
 }
 
+/* The file is gone, no manifest leads here or through here, and there is nothing to remember of it. */
+static bool is_useless(const node *n)
+{
+    return !n->is_there && !n->has_manifest && n->n_links == 0 && !n->is_bad && !n->is_tainted;
+}
+
+/* Nodes of what was deleted, or a server that runs for months would keep one for each page that it has ever
+ * written. The end of a chain goes before what it continues, so that takes some rounds; what is left after
+ * them goes after the next scan. */
+static void prune_locked(mx_cold_index *ix)
+{
+    enum { ROUNDS = 8 };
+    bool any = true;
+    for (int round = 0; any && round < ROUNDS; round++) {
+        any = false;
+        for (size_t i = 0; i < ix->n_buckets; i++) {
+            for (node **at = &ix->buckets[i]; *at != NULL;) {
+                node *n = *at;
+                if (!is_useless(n)) {
+                    at = &n->next;
+                    continue;
+                }
+                *at = n->next;
+                if (n->parent != NULL) {
+                    n->parent->n_links--;
+                }
+                free_node(n);
+                ix->n_nodes--;
+                any = true;
+            }
+        }
+    }
+}
+
 void mx_cold_index_scan_end(mx_cold_index *ix)
 {
     pthread_mutex_lock(&ix->lock);
@@ -679,6 +718,7 @@ void mx_cold_index_scan_end(mx_cold_index *ix)
             }
         }
     }
+    prune_locked(ix);
     pthread_mutex_unlock(&ix->lock);
 }
 

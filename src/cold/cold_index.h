@@ -92,7 +92,7 @@ typedef struct mx_cold_partial {
 mx_err mx_cold_index_partials(mx_cold_index *ix, mx_cold_partial **out, size_t *n);
 
 /* A scan of the folder: begin, add (or see) everything that is seen, end: what was neither seen nor
- * written since begin is removed. */
+ * written since begin is removed, and what is gone and in no manifest's chain is forgotten. */
 void mx_cold_index_see_manifest(mx_cold_index *ix, const mx_hash256 *last_page);
 void mx_cold_index_scan_begin(mx_cold_index *ix);
 void mx_cold_index_scan_end(mx_cold_index *ix);

@@ -185,6 +185,66 @@ static void test_page_knows_its_parent_best(void **arg)
     mx_cold_index_destroy(ix);
 }
 
+/* A chain of pages with a manifest at its end; all seen. */
+static void add_chain(mx_cold_index *ix, unsigned number, unsigned n_pages)
+{
+    mx_hash256 parent = id_of(0, 0);
+    int32_t tokens[MX_PAGE_TOKENS] = {(int32_t)number};
+    for (unsigned i = 0; i < n_pages; i++) {
+        mx_hash256 id = id_of(100 + number, i);
+        assert_int_equal(mx_cold_index_add(ix, &id, true), MX_OK);
+        assert_int_equal(mx_cold_index_link(ix, &id, &parent, MX_PAGE_TOKENS, tokens), MX_OK);
+        parent = id;
+    }
+    (void)mx_cold_index_mark_manifest(ix, &parent);
+}
+
+/* What comes and goes leaves nothing behind but what has to be remembered. */
+static void test_gone_pages_are_forgotten(void **arg)
+{
+    (void)arg;
+    enum { ROUNDS = 50, N_CHAINS = 20, N_PAGES = 30 };
+    mx_cold_index *ix = mx_cold_index_create();
+    assert_non_null(ix);
+    mx_hash256 tainted = id_of(100, 3), bad = id_of(101, 4), kept = id_of(102, N_PAGES - 1), parent;
+    mx_cold_index_taint(ix, &tainted);
+    int64_t first = 0;
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        mx_cold_index_scan_begin(ix);
+        for (unsigned i = 0; i < N_CHAINS; i++) {
+            add_chain(ix, i == 2 ? 2 : round * N_CHAINS + i, N_PAGES); /* one that stays */
+        }
+        mx_cold_index_set_bad(ix, &bad);
+        mx_cold_index_scan_end(ix);
+        first = round == 4 ? mx_mem_live() : first;
+    }
+    print_message("%lld blocks after 5 scans, %lld after %d\n", (long long)first,
+                  (long long)mx_mem_live(), ROUNDS);
+    assert_true(mx_mem_live() <= first + first / 4);
+    assert_int_equal(mx_cold_index_count(ix), N_CHAINS * N_PAGES);
+    assert_true(mx_cold_index_is_tainted(ix, &tainted));
+    assert_true(mx_cold_index_is_bad(ix, &bad));
+    assert_true(mx_cold_index_is_named(ix, &kept) && mx_cold_index_parent(ix, &kept, &parent));
+    /* A page that is gone inside of a chain that is there is still known to continue. */
+    mx_hash256 inside = id_of(102, 5), next = id_of(102, 6);
+    for (int i = 0; i < 3; i++) {
+        mx_cold_index_scan_begin(ix);
+        for (unsigned k = 0; k < N_PAGES; k++) {
+            mx_hash256 id = id_of(102, k);
+            if (k != 5) {
+                assert_int_equal(mx_cold_index_add(ix, &id, false), MX_OK);
+            }
+        }
+        mx_cold_index_see_manifest(ix, &kept);
+        mx_cold_index_scan_end(ix);
+    }
+    assert_false(mx_cold_index_has(ix, &inside));
+    assert_true(mx_cold_index_parent(ix, &next, &parent) && mx_hash256_eq(&parent, &inside));
+    assert_true(mx_cold_index_parent(ix, &inside, &parent));
+    assert_int_equal(mx_cold_index_count(ix), N_PAGES - 1);
+    mx_cold_index_destroy(ix);
+}
+
 /* ---- many ------------------------------------------------------------------------------------ */
 
 /* The time that others have the core does not count. */
@@ -241,6 +301,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_best_child_is_the_best),
         cmocka_unit_test(test_page_knows_its_parent_best),
+        cmocka_unit_test(test_gone_pages_are_forgotten),
         cmocka_unit_test(test_search_does_not_grow_with_siblings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
