@@ -46,6 +46,8 @@ typedef struct mx_cold_fileops {
     ssize_t (*preadv)(int fd, const struct iovec *iov, int n, long at);
     int (*fsync)(int fd);
     int (*rename)(int old_dir, const char *old_name, int new_dir, const char *new_name);
+    /* renameat2, not over another file. */
+    int (*rename_new)(int old_dir, const char *old_name, int new_dir, const char *new_name);
     int (*unlink)(int dir, const char *name, int flags);
     int (*utimens)(int dir, const char *name, const struct timespec times[2]);
     int (*statvfs)(int fd, struct statvfs *out);

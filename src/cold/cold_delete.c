@@ -81,9 +81,7 @@ static bool through_trash(const mx_sweep *s, int root_fd, int dir, const char *n
     if (ops->rename(dir, name, trash, name) == 0
         && fstatat(trash, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
         if (age_now_s(s, st.st_mtim.tv_sec) < s->delete_age_s) {
-            if (renameat2(trash, name, dir, name, RENAME_NOREPLACE) == 0) { /* else it stays there */
-                (void)ops->fsync(dir); /* whoever uses it relies on a name that had been durable */
-            }
+            (void)mx_cold_give_back(ops, trash, dir, name); /* else it stays there */
             errno = 0;
         } else {
             is_deleted = ops->unlink(trash, name, 0) == 0;
@@ -127,9 +125,8 @@ static bool put_back(const mx_sweep *s, int root_fd, int trash, const char *name
         return false;
     }
     int dir = mx_sweep_open_folder(s, root_fd, folder);
-    bool is_back = dir >= 0 && renameat2(trash, name, dir, name, RENAME_NOREPLACE) == 0;
+    bool is_back = dir >= 0 && mx_cold_give_back(s->f->ops, trash, dir, name);
     if (is_back) {
-        (void)s->f->ops->fsync(dir);
         mx_log(MX_LOG_INFO, "cold: sweep: file=%s/%s was in use when it was deleted: it is back",
                folder, name);
     }

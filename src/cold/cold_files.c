@@ -34,6 +34,11 @@ static int real_utimens(int dir, const char *name, const struct timespec times[2
     return utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW);
 }
 
+static int real_rename_new(int old_dir, const char *old_name, int new_dir, const char *new_name)
+{
+    return renameat2(old_dir, old_name, new_dir, new_name, RENAME_NOREPLACE);
+}
+
 static ssize_t real_preadv(int fd, const struct iovec *iov, int n, long at)
 {
     return preadv(fd, iov, n, (off_t)at);
@@ -41,7 +46,8 @@ static ssize_t real_preadv(int fd, const struct iovec *iov, int n, long at)
 
 #define REAL_CALLS                                                                                 \
     .open = real_open, .mkdir = real_mkdir, .writev = writev, .preadv = real_preadv, .fsync = fsync, \
-    .rename = renameat, .unlink = unlinkat, .utimens = real_utimens, .statvfs = fstatvfs
+    .rename = renameat, .rename_new = real_rename_new, .unlink = unlinkat, .utimens = real_utimens,  \
+    .statvfs = fstatvfs
 
 const mx_cold_fileops mx_cold_real_fileops = {REAL_CALLS};
 const mx_cold_fileops mx_cold_shared_fileops = {REAL_CALLS, .accepts_others = true};
@@ -583,6 +589,24 @@ mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct i
         return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
     }
     return MX_OK;
+}
+
+bool mx_cold_give_back(const mx_cold_fileops *ops, int from, int to, const char *name)
+{
+    struct stat st;
+    if (ops->rename_new(from, name, to, name) != 0) {
+        if (errno != EINVAL && errno != ENOSYS) {
+            return false;
+        }
+        /* Not every file system can. Between the look and the rename nobody but a writer of the same content
+         * makes that name. */
+        if (fstatat(to, name, &st, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT
+            || ops->rename(from, name, to, name) != 0) {
+            return false;
+        }
+    }
+    (void)ops->fsync(to); /* whoever uses it relies on a name that had been durable */
+    return true;
 }
 
 mx_err mx_cold_renew(const mx_cold_folder *f, int dir, const char *name, int64_t ns)

@@ -92,6 +92,9 @@ mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct i
  * be moved (then it stays where it is). */
 bool mx_cold_quarantine(mx_cold_folder *f, int dir, const char *name, const char *reason);
 
+/* Moves a file of ours back to where it was, if there is none; the name is synced. */
+bool mx_cold_give_back(const mx_cold_fileops *ops, int from, int to, const char *name);
+
 /* Sets the modification time to `ns` since 1970. MX_E_NOT_FOUND when there is no such name. */
 mx_err mx_cold_touch(const mx_cold_folder *f, int dir, const char *name, int64_t ns);
 /* The same for a file that is used, which must not make it older: with a clock that was set back it has a

@@ -182,11 +182,14 @@ HELP int power_fsync(int fd)
     return rc;
 }
 
-HELP int power_rename(int old_dir, const char *old_name, int new_dir, const char *new_name)
+typedef int power_rename_fn(int old_dir, const char *old_name, int new_dir, const char *new_name);
+
+HELP int power_rename_by(power_rename_fn *real, int old_dir, const char *old_name, int new_dir,
+                         const char *new_name)
 {
     pthread_mutex_lock(&power.lock);
     size_t object = power_object(old_dir, old_name);
-    int rc = power_is_dead() ? -1 : renameat(old_dir, old_name, new_dir, new_name);
+    int rc = power_is_dead() ? -1 : real(old_dir, old_name, new_dir, new_name);
     if (rc == 0) {
         power_event *e = power_add(POWER_RENAMED, object);
         e->dir = power_place(old_dir, old_name, e->name);
@@ -194,6 +197,16 @@ HELP int power_rename(int old_dir, const char *old_name, int new_dir, const char
     }
     pthread_mutex_unlock(&power.lock);
     return rc;
+}
+
+HELP int power_rename(int old_dir, const char *old_name, int new_dir, const char *new_name)
+{
+    return power_rename_by(renameat, old_dir, old_name, new_dir, new_name);
+}
+
+HELP int power_rename_new(int old_dir, const char *old_name, int new_dir, const char *new_name)
+{
+    return power_rename_by(mx_cold_real_fileops.rename_new, old_dir, old_name, new_dir, new_name);
 }
 
 HELP int power_unlink(int dir, const char *name, int flags)
@@ -226,6 +239,7 @@ static const mx_cold_fileops power_fileops = {
     .open = power_open,     .mkdir = power_mkdir,   .writev = power_writev,
     .preadv = power_preadv, .fsync = power_fsync,   .rename = power_rename,
     .unlink = power_unlink, .utimens = power_utimens, .statvfs = power_statvfs,
+    .rename_new = power_rename_new,
 };
 
 /* Begins a new record of what happens below `around`, which is there and safe. */

@@ -94,6 +94,13 @@ static int f_rename(int old_dir, const char *old_name, int new_dir, const char *
     return must_fail(OP_RENAME) ? -1 : renameat(old_dir, old_name, new_dir, new_name);
 }
 
+static int f_rename_new(int old_dir, const char *old_name, int new_dir, const char *new_name)
+{
+    return must_fail(OP_RENAME)
+               ? -1
+               : mx_cold_real_fileops.rename_new(old_dir, old_name, new_dir, new_name);
+}
+
 static int f_unlink(int dir, const char *name, int flags)
 {
     return must_fail(OP_UNLINK) ? -1 : unlinkat(dir, name, flags);
@@ -112,7 +119,7 @@ static int f_statvfs(int fd, struct statvfs *out)
 static const mx_cold_fileops faulty = {
     .open = f_open,     .mkdir = f_mkdir,   .writev = f_writev,   .preadv = f_preadv,
     .fsync = f_fsync,   .rename = f_rename, .unlink = f_unlink,   .utimens = f_utimens,
-    .statvfs = f_statvfs,
+    .statvfs = f_statvfs, .rename_new = f_rename_new,
 };
 
 static void set_fault(op which, int error, long k, bool for_ever)

@@ -403,9 +403,8 @@ static void test_leftovers_and_foreign_names(void **arg)
 }
 
 /* A process that is killed while it deletes leaves a file in trash/. Was it in use then, it is needed. */
-static void test_trash_gives_back_what_was_in_use(void **arg)
+static void trash_and_back(state *s)
 {
-    state *s = *arg;
     char name[2][100], from[700], to[700];
     int64_t age = 864000;
     s->cfg.tuning.delete_age_s = 600;
@@ -434,6 +433,28 @@ static void test_trash_gives_back_what_was_in_use(void **arg)
     assert_int_equal(help_count(to, ""), 0);
     assert_int_equal(help_read_talk(c, &s->talk, 128), 128);
     mx_cold_close(c);
+}
+
+static void test_trash_gives_back_what_was_in_use(void **arg)
+{
+    trash_and_back(*arg);
+}
+
+static int cannot_rename_new(int old_dir, const char *old_name, int new_dir, const char *new_name)
+{
+    (void)old_dir, (void)old_name, (void)new_dir, (void)new_name;
+    errno = EINVAL;
+    return -1;
+}
+
+/* NFS and others cannot rename without replacing. */
+static void test_trash_gives_back_on_any_file_system(void **arg)
+{
+    state *s = *arg;
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.rename_new = cannot_rename_new;
+    s->cfg.tuning.fileops = &ops;
+    trash_and_back(s);
 }
 
 /* Files of another model count, and are the first to go when they are the oldest. */
@@ -726,6 +747,7 @@ int main(void)
         T(test_manifest_of_another_version_stays),
         T(test_leftovers_and_foreign_names),
         T(test_trash_gives_back_what_was_in_use),
+        T(test_trash_gives_back_on_any_file_system),
         T(test_limit_covers_all_models),
         T(test_refused_folders),
         T(test_refused_owner),
