@@ -204,7 +204,7 @@ static void bench(const mx_kern *k, mx_kv_type type, const shape *s, double roof
 
 int main(int argc, char **argv)
 {
-    static const mx_cpu_level levels[] = {MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    static const mx_cpu_level levels[] = {MX_CPU_AVX2, MX_CPU_AVXVNNI, MX_CPU_AVX512, MX_CPU_NEON};
     size_t n_measured = 0;
     mx_kern_thread_init();
     for (size_t l = 0; l < MX_COUNT(levels); l++) {

@@ -196,7 +196,8 @@ static void bench_vectors(const mx_kern *k)
 
 int main(int argc, char **argv)
 {
-    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVXVNNI, MX_CPU_AVX512,
+                                          MX_CPU_NEON};
     size_t n_measured = 0;
     mx_kern_thread_init();
     act_type = argc > 3 && strcmp(argv[3], "8") == 0 ? MX_ACT_8 : MX_ACT_16;

@@ -6,7 +6,7 @@
 
 const mx_option_word mx_cpu_words[] = {
     {"auto", MX_CPU_AUTO}, {"portable", MX_CPU_PORTABLE}, {"avx2", MX_CPU_AVX2},
-    {"avx512", MX_CPU_AVX512}, {"neon", MX_CPU_NEON}, {NULL, 0},
+    {"avxvnni", MX_CPU_AVXVNNI}, {"avx512", MX_CPU_AVX512}, {"neon", MX_CPU_NEON}, {NULL, 0},
 };
 const mx_option_word mx_kv_words[] = {
     {"f16", MX_KV_F16}, {"f32", MX_KV_F32}, {"q8", MX_KV_Q8}, {NULL, 0},

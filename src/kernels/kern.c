@@ -20,6 +20,7 @@ static const struct {
 } names[] = {
     {MX_CPU_PORTABLE, "portable"},
     {MX_CPU_AVX2, "avx2"},
+    {MX_CPU_AVXVNNI, "avxvnni"},
     {MX_CPU_AVX512, "avx512"},
     {MX_CPU_NEON, "neon"},
 };
@@ -44,6 +45,17 @@ static bool has_all(uint32_t bits, uint32_t wanted)
     return (bits & wanted) == wanted;
 }
 
+/* Needs nothing of the OS that AVX2 does not. */
+static bool has_avx_vnni(void)
+{
+    enum { AVX_VNNI = 1 << 4 };
+    uint32_t a;
+    uint32_t b;
+    uint32_t c;
+    uint32_t d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && has_all(a, AVX_VNNI);
+}
+
 mx_cpu_level mx_cpu_best(void)
 {
     uint32_t a;
@@ -63,7 +75,7 @@ mx_cpu_level mx_cpu_best(void)
     {
         return MX_CPU_AVX512;
     }
-    return MX_CPU_AVX2;
+    return has_avx_vnni() ? MX_CPU_AVXVNNI : MX_CPU_AVX2;
 }
 
 void mx_kern_thread_init(void)
@@ -99,6 +111,10 @@ const mx_kern *mx_kern_get(mx_cpu_level max_level)
 #if defined(MX_HAVE_X86)
     if (level >= MX_CPU_AVX512) {
         return &mx_kern_avx512;
+    }
+    /* There are CPUs with AVX-512 that lack it. */
+    if (level >= MX_CPU_AVXVNNI && has_avx_vnni()) {
+        return &mx_kern_avxvnni;
     }
     if (level >= MX_CPU_AVX2) {
         return &mx_kern_avx2;

@@ -25,7 +25,13 @@ enum {
     MX_ACT_BLOCK = 256,  /* activations that share one 16-bit scale; a row's last may be short */
 };
 
-typedef enum mx_cpu_level { MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON } mx_cpu_level;
+typedef enum mx_cpu_level {
+    MX_CPU_PORTABLE,
+    MX_CPU_AVX2,
+    MX_CPU_AVXVNNI,
+    MX_CPU_AVX512,
+    MX_CPU_NEON
+} mx_cpu_level;
 
 typedef enum mx_kv_type { MX_KV_F16, MX_KV_F32, MX_KV_Q8 } mx_kv_type;
 

@@ -45,6 +45,7 @@ void mx_wmat_row_portable(const mx_wmat *w, uint32_t row, float *out);
 
 extern const mx_kern mx_kern_portable;
 extern const mx_kern mx_kern_avx2;
+extern const mx_kern mx_kern_avxvnni;
 extern const mx_kern mx_kern_avx512;
 extern const mx_kern mx_kern_neon;
 

@@ -354,7 +354,8 @@ static void spans_do_not_matter(void **state)
 static void threads_and_levels_do_not_matter(void **state)
 {
     (void)state;
-    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVXVNNI, MX_CPU_AVX512,
+                                          MX_CPU_NEON};
     for (size_t i = 0; i < MX_COUNT(tinies); i++) {
         rig_options o = rig_default();
         o.n_threads = 1;
@@ -407,7 +408,7 @@ static void sorted_rows_are_the_same(void **state)
 static void levels_do_not_matter_at_8_bits(void **state)
 {
     (void)state;
-    static const mx_cpu_level levels[] = {MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+    static const mx_cpu_level levels[] = {MX_CPU_AVX2, MX_CPU_AVXVNNI, MX_CPU_AVX512, MX_CPU_NEON};
     rig_options o = rig_default();
     o.act_type = MX_ACT_8;
     o.level = MX_CPU_PORTABLE;

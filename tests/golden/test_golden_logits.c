@@ -59,7 +59,8 @@ typedef struct table {
 static table golden;   /* what the file says */
 static table computed; /* what this machine says */
 
-static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVX512, MX_CPU_NEON};
+static const mx_cpu_level levels[] = {MX_CPU_PORTABLE, MX_CPU_AVX2, MX_CPU_AVXVNNI, MX_CPU_AVX512,
+                                          MX_CPU_NEON};
 
 /* How a model can be run: each is numbers of its own. */
 static const struct {

@@ -16,6 +16,9 @@
 #include "base/mem.h"
 #include "kernels/kern.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <math.h>
 
 static const mx_qtype all_types[] = {
@@ -36,10 +39,14 @@ static const mx_qtype all_types[] = {
 #define LEVEL_TEST_FNS LEVEL_TEST_FN(neon, MX_CPU_NEON)
 #define LEVEL_TESTS cmocka_unit_test(neon_equals_portable)
 #else
-#define VECTOR_LEVELS MX_CPU_AVX2, MX_CPU_AVX512
-#define LEVEL_TEST_FNS LEVEL_TEST_FN(avx2, MX_CPU_AVX2) LEVEL_TEST_FN(avx512, MX_CPU_AVX512)
+#define VECTOR_LEVELS MX_CPU_AVX2, MX_CPU_AVXVNNI, MX_CPU_AVX512
+#define LEVEL_TEST_FNS                                                                             \
+    LEVEL_TEST_FN(avx2, MX_CPU_AVX2)                                                               \
+    LEVEL_TEST_FN(avxvnni, MX_CPU_AVXVNNI)                                                         \
+    LEVEL_TEST_FN(avx512, MX_CPU_AVX512)
 #define LEVEL_TESTS                                                                                \
-    cmocka_unit_test(avx2_equals_portable), cmocka_unit_test(avx512_equals_portable)
+    cmocka_unit_test(avx2_equals_portable), cmocka_unit_test(avxvnni_equals_portable),            \
+        cmocka_unit_test(avx512_equals_portable)
 #endif
 
 typedef struct rng {
@@ -223,6 +230,15 @@ MX_INLINE void check_same(const float *want, const float *got, size_t n, const c
     }
 }
 
+#if defined(__x86_64__)
+/* The compiler's library has no name for it. */
+MX_INLINE bool cpu_has_avx_vnni(void)
+{
+    uint32_t a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) != 0;
+}
+#endif
+
 /* Does the CPU have what the level needs? Asked of the compiler's library, not of kern.c, which is under
  * test. */
 MX_INLINE bool cpu_has(mx_cpu_level level)
@@ -230,6 +246,7 @@ MX_INLINE bool cpu_has(mx_cpu_level level)
 #if defined(__x86_64__)
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     return level == MX_CPU_PORTABLE || (level == MX_CPU_AVX2 && has_avx2)
+           || (level == MX_CPU_AVXVNNI && has_avx2 && cpu_has_avx_vnni())
            || (level == MX_CPU_AVX512 && has_avx2 && __builtin_cpu_supports("avx512f")
                && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
                && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"));
