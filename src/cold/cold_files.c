@@ -435,11 +435,11 @@ static mx_err open_all(mx_cold_folder *f, bool create, mx_errbuf *eb)
     return MX_OK;
 }
 
-mx_err mx_cold_folder_top(mx_cold_folder *f, mx_errbuf *eb)
+mx_err mx_cold_folder_top(mx_cold_folder *f, bool with_marker, mx_errbuf *eb)
 {
     mx_err err = MX_OK;
     f->top_fd = open_top(f, true, &err, eb);
-    return f->top_fd < 0 ? err : write_marker(f, eb);
+    return f->top_fd < 0 || !with_marker ? err : write_marker(f, eb);
 }
 
 mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb)

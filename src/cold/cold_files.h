@@ -50,8 +50,9 @@ void mx_cold_folder_close(mx_cold_folder *f);
  * not ours, writable by others, a symbolic link, another device. */
 mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb);
 
-/* The same for the configured folder itself, whatever is below it; f must be closed. */
-mx_err mx_cold_folder_top(mx_cold_folder *f, mx_errbuf *eb);
+/* The configured folder itself, made when absent, whatever is below it; f must be closed. Only with the
+ * marker does it become ours. */
+mx_err mx_cold_folder_top(mx_cold_folder *f, bool with_marker, mx_errbuf *eb);
 
 /* Opens (create: makes) a folder below; O_NOFOLLOW, ours, not writable by others. -1 sets *err. */
 int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,

@@ -90,7 +90,7 @@ mx_err mx_cold_cache_key(const char *dir, const char *file, mx_hash256 *out, mx_
     mx_cold_folder f;
     mx_hash256 no_root = {{0}};
     mx_cold_folder_init(&f, &mx_cold_real_fileops, dir, &no_root, false);
-    mx_err err = mx_cold_folder_top(&f, eb);
+    mx_err err = mx_cold_folder_top(&f, true, eb);
     static const int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
     int fd = err == MX_OK ? openat(f.top_fd, MX_COLD_KEY_NAME, flags) : -1;
     if (err == MX_OK && fd < 0 && errno == ENOENT) {

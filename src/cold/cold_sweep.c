@@ -188,7 +188,7 @@ static void look_first(mx_sweep *s)
     if (is_looked_at) {
         return;
     }
-    mx_err err = mx_cold_folder_top(s->f, &eb);
+    mx_err err = mx_cold_folder_top(s->f, false, &eb);
     if (err == MX_OK && faccessat(s->f->top_fd, ".", W_OK | X_OK, AT_EACCESS) != 0) {
         err = mx_fail_errno(&eb, mx_cold_errno(errno), errno, "cannot write in %s", c->dir);
     }
