@@ -229,6 +229,15 @@ static void info_recall(mx_api *a, mx_buf *b)
                   (unsigned long long)s.n_found, (unsigned long long)s.n_evicted);
 }
 
+void mx_api_get_stats(mx_api *a, mx_engine_stats *out)
+{
+    mx_cold *cold = mx_engine_cold(a->engine);
+    mx_engine_get_stats(a->engine, out);
+    if (cold != NULL) { /* an engine that has nothing to do tells nothing new, and the folder's threads go on */
+        mx_cold_get_stats(cold, &out->cold);
+    }
+}
+
 void mx_api_get_info(mx_api *a, mx_http_exchange *x)
 {
     static const char *const phases[] = {"loading", "ready", "stopping"};
@@ -243,7 +252,7 @@ void mx_api_get_info(mx_api *a, mx_http_exchange *x)
     mx_buf_printf(&b, ",\"options\":%s,\"session\":%s", a->cfg.options_json, a->cfg.session_json);
     if (a->phase == MX_API_READY) {
         mx_engine_stats s;
-        mx_engine_get_stats(a->engine, &s);
+        mx_api_get_stats(a, &s);
         info_model(a, &b);
         info_tiers(&s, &b);
         info_cold(a, &s, &b);

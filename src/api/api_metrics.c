@@ -183,7 +183,7 @@ void mx_api_get_metrics(mx_api *a, mx_http_exchange *x)
     responses(x, &b);
     if (a->phase == MX_API_READY) {
         mx_engine_stats s;
-        mx_engine_get_stats(a->engine, &s);
+        mx_api_get_stats(a, &s);
         requests(&b, &s);
         reuse(&b, &s);
         ram(&b, &s);

@@ -76,6 +76,8 @@ void mx_api_get_models(mx_api *a, mx_http_exchange *x);
 void mx_api_get_model(mx_api *a, mx_http_exchange *x, const char *id);
 void mx_api_get_info(mx_api *a, mx_http_exchange *x);
 void mx_api_get_metrics(mx_api *a, mx_http_exchange *x);
+/* What both tell: the engine's figures, and those of the cold tier as they are now. */
+void mx_api_get_stats(mx_api *a, mx_engine_stats *out);
 /* Everything below /admin/; the state lock is held for reading, for as long as the folder takes. */
 void mx_api_handle_admin(mx_api *a, mx_http_exchange *x, const char *rest);
 void mx_api_reply_wrong_method(mx_http_exchange *x, const char *allowed);
