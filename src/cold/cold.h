@@ -231,6 +231,7 @@ struct mx_cold_job {
     mx_hash256 session_id;    /* for logs; the file is named by the last page */
     const mx_turn *turns;     /* [n_turns] the answers in it, at most MX_TURNS_MAX; like page_ids */
     size_t n_turns;
+    const char *session_name; /* whose turn it is: that session's bookmark is moved here; NULL = none */
     bool is_imported;         /* from another machine: a manifest of that name that is there stays */
 
     /* READ_IDS in: page_id = a manifest. Out: its answers, and the tokens of its chain, fewer when a page
@@ -290,6 +291,17 @@ mx_hash256 mx_cold_state_identity(const mx_hash256 *root, const mx_hash256 *pare
 mx_err mx_cold_list_turns(mx_cold *c, const mx_hash256 *root, uint64_t min_bytes,
                           uint64_t max_bytes, const uint8_t *nonce, uint64_t wait_us,
                           mx_turn **turns, mx_hash256 **sessions, size_t *n);
+
+/* ---- bookmarks: what is known of them without the folder; any thread ---- */
+
+bool mx_cold_has_pins(mx_cold *c);
+bool mx_cold_is_pinned(mx_cold *c, const mx_hash256 *entry); /* by some bookmark of this model */
+/* The session stands at `entry` now. False: it is not pinned. *old: where it stood. */
+bool mx_cold_move_pin(mx_cold *c, const mx_hash256 *own, const mx_hash256 *entry, mx_hash256 *old);
+/* After the bookmark was changed in the folder. */
+void mx_cold_set_pin(mx_cold *c, const mx_hash256 *own, const mx_hash256 *entry, bool on);
+/* Entries that were deleted because their session's time was over, one at a time. */
+bool mx_cold_take_expired(mx_cold *c, mx_hash256 *entry);
 
 /* Waits until the writer is done with the job that it is at now: what was abandoned before is not
  * written any more, and what was written is there. False: the time ran out. */

@@ -17,7 +17,7 @@
 static bool is_unused(const mx_sweep *s, const mx_swept_file *e)
 {
     int64_t age = mx_swept_age_s(s, e);
-    return age >= s->ttl_s && age >= s->delete_age_s;
+    return !e->is_pinned && age >= s->ttl_s && age >= s->delete_age_s;
 }
 
 void mx_sweep_mark_expired(const mx_sweep *s, bool *marked)

@@ -105,7 +105,7 @@ static void mark_named(const mx_sweep *s, bool *marked, mx_hash256 *ids, size_t 
     for (size_t i = 0; n > 0 && i < s->n_files; i++) {
         const mx_swept_file *e = &s->files[i];
         bool is_right = e->kind == MX_SWEPT_SESSION || (e->kind == MX_SWEPT_PAGE && also_pages);
-        if (is_right && e->root == s->own_root && !e->is_gone && mx_swept_is_old_enough(s, e)) {
+        if (is_right && !e->is_named && e->root == s->own_root && !e->is_gone && mx_swept_is_old_enough(s, e)) {
             marked[i] = bsearch(&e->id, ids, n, sizeof *ids, compare_id) != NULL;
         }
     }

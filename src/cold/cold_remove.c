@@ -48,7 +48,8 @@ static bool is_stored_file(const char *name)
     return is_temp(name)
            || (is_hex_name(name, 64)
                && (strcmp(name + 64, ".page") == 0 || strcmp(name + 64, ".state") == 0
-                   || strcmp(name + 64, ".session") == 0));
+                   || strcmp(name + 64, ".session") == 0
+                   || strcmp(name + 64, ".bookmark") == 0));
 }
 
 static bool is_quarantined(const char *name)

@@ -15,6 +15,7 @@
 
 #include "base/buf.h"
 #include "cold/cold.h"
+#include "cold/cold_bookmark.h"
 #include "cold/cold_files.h"
 #include "cold/cold_format.h"
 #include "cold/cold_index.h"
@@ -47,6 +48,11 @@ typedef struct mx_cold_lane {
     uint64_t n_seen;            /* of n_lane_works, guarded by the lock */
     mx_cold_scratch scratch;
 } mx_cold_lane;
+
+/* A pinned bookmark. */
+typedef struct mx_cold_pin {
+    mx_hash256 own, entry;
+} mx_cold_pin;
 
 typedef struct job_list {
     mx_cold_job *first, *last;
@@ -94,6 +100,10 @@ struct mx_cold {
     uint64_t max_bytes;         /* 0 = the default, not settled yet: see mx_cold_limit */
     bool is_counted;            /* stats.bytes is what a sweep has seen, and what was written since */
     mx_cold_stats stats;
+    mx_cold_pin pins[MX_PINS_MAX]; /* [n_pins] of this root */
+    size_t n_pins;
+    mx_hash256 expired[64];     /* [n_expired] entries that went with their sessions' time */
+    size_t n_expired;
 
     pthread_cond_t lane_cond, lane_done_cond;
     mx_cold_read_work *lane_work; /* NULL = none */
@@ -138,6 +148,9 @@ mx_err mx_cold_wear_check(mx_cold *c, uint64_t need);
 bool mx_cold_wear_is_spent_locked(const mx_cold *c); /* any thread */
 void mx_cold_wear_note(mx_cold *c, uint64_t bytes); /* after they were written */
 void mx_cold_wear_save(mx_cold *c);                 /* what is not in the file yet */
+
+/* cold_pins.c: the pinned bookmarks that a sweep has seen. */
+void mx_cold_learn_pins(mx_cold *c, const mx_cold_pin *seen, size_t n);
 
 /* Thread bodies. */
 void mx_cold_write_job(mx_cold *c, mx_cold_job *job);

@@ -92,6 +92,7 @@ static void delete_superfluous(mx_sweep *s)
         return;
     }
     mx_sweep_mark_leftovers(s, marked);
+    mx_sweep_mark_dead_bookmarks(s, marked);
     mx_sweep_delete(s, marked, "leftovers");
     mx_sweep_delete_strays(s);
     mx_sweep_mark_superseded(s, marked);
@@ -133,6 +134,54 @@ static void count(const mx_sweep *s)
     pthread_mutex_unlock(&c->lock);
 }
 
+static void note_expired(void *arg, const char *folder, const mx_hash256 *entry)
+{
+    mx_sweep *s = arg;
+    mx_cold *c = s->c;
+    mx_log(MX_LOG_INFO, "cold: sweep: a session has expired folder=%.16s", folder);
+    if (strcmp(folder, s->f->root_hex) == 0) {
+        pthread_mutex_lock(&c->lock);
+        if (c->n_expired < MX_COUNT(c->expired)) { /* of more, RAM forgets the rest in its own time */
+            c->expired[c->n_expired++] = *entry;
+        }
+        pthread_mutex_unlock(&c->lock);
+    }
+}
+
+static void expire_sessions(mx_sweep *s)
+{
+    mx_cold *c = s->c;
+    mx_cold_counts n = {0};
+    mx_cold_trust trust = {s->f->ops, s->key, s->key != NULL};
+    (void)mx_sweep_expire_sessions(s->f->v1_fd, &trust, s->now_s, s->delete_age_s, note_expired, s, &n);
+    pthread_mutex_lock(&c->lock);
+    bool is_told = c->n_expired > 0;
+    c->stats.files_swept += n.n_files;
+    c->stats.bytes_swept += n.n_bytes;
+    c->stats.files_expired += n.n_files;
+    pthread_mutex_unlock(&c->lock);
+    if (is_told && c->wake != NULL && !atomic_load(&c->is_stopping)) {
+        c->wake(c->wake_arg);
+    }
+}
+
+static void learn_pins(const mx_sweep *s)
+{
+    mx_cold *c = s->c;
+    size_t n = 0;
+    mx_cold_pin *seen = mx_alloc(MX_PINS_MAX * sizeof *seen);
+    for (size_t i = 0; seen != NULL && i < s->n_bookmarks && n < MX_PINS_MAX; i++) {
+        const mx_swept_bookmark *b = &s->bookmarks[i];
+        if (b->b.is_pinned && s->files[b->file].root == s->own_root) {
+            seen[n++] = (mx_cold_pin){b->b.own, b->b.entry};
+        }
+    }
+    if (seen != NULL && s->err == MX_OK) {
+        mx_cold_learn_pins(c, seen, n);
+    }
+    mx_free(seen);
+}
+
 static void run(mx_sweep *s)
 {
     mx_cold *c = s->c;
@@ -140,8 +189,12 @@ static void run(mx_sweep *s)
     pthread_mutex_lock(&c->lock);
     c->written_bytes = c->written_files = 0;
     pthread_mutex_unlock(&c->lock);
+    if (lock >= 0) {
+        expire_sessions(s);
+    }
     mx_cold_index_scan_begin(c->index);
     mx_sweep_walk(s);
+    learn_pins(s);
     index_objects(s);
     bool is_whole = s->err == MX_OK && !atomic_load(&c->is_stopping);
     if (is_whole) {
@@ -215,6 +268,8 @@ void mx_cold_sweep_once(mx_cold *c)
     s->delete_age_s = c->tuning.delete_age_s;
     s->orphan_age_s = c->tuning.orphan_age_s;
     s->ttl_s = c->ttl_s;
+    s->key = mx_cold_auth_key(c);
+    s->needs_tag = true;
     look_first(s);
     mx_err err = mx_cold_folder_ready(s->f, false, &eb);
     if (err == MX_OK) {

@@ -46,7 +46,7 @@ void mx_sweep_mark_orphans(mx_sweep *s, bool *marked)
     for (size_t k = 0; k < s->n_states && !mx_sweep_is_stopping(s); k++) {
         const mx_swept_state *b = &s->states[k];
         const mx_swept_file *e = &s->files[b->file];
-        if (b->first > 0 && !e->is_gone && mx_swept_is_old_enough(s, e)) {
+        if (b->first > 0 && !e->is_gone && !e->is_named && mx_swept_is_old_enough(s, e)) {
             marked[b->file] = mx_cold_look_for(s->c, s->f, MX_COLD_PAGE, &b->parent, MX_PAGE_TOKENS)
                               == MX_E_NOT_FOUND;
         }

@@ -5,6 +5,7 @@
  */
 #include "cold/cold_tools.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,6 +84,87 @@ mx_err mx_cold_list(const char *dir, const mx_hash256 *key, const char *folder,
         err = mx_visit_models(&o, folder, list_model, &l);
     }
     return mx_visit_done(&o, err, dir, eb);
+}
+
+/* ---- bookmarks ------------------------------------------------------------------------------- */
+
+typedef struct bookmark_listing {
+    mx_cold_bookmark_fn *fn;
+    void *arg;
+} bookmark_listing;
+
+static mx_err list_bookmarks(void *arg, const mx_visit_model *m)
+{
+    const bookmark_listing *l = arg;
+    return mx_visit_bookmarks(m, l->fn, l->arg);
+}
+
+mx_err mx_cold_list_bookmarks(const char *dir, const mx_hash256 *key, const char *folder,
+                              mx_cold_bookmark_fn *fn, void *arg, mx_errbuf *eb)
+{
+    mx_visit o;
+    bookmark_listing l = {fn, arg};
+    mx_err err = mx_visit_open(&o, dir, key, false, 0, eb);
+    if (err == MX_OK) {
+        err = mx_visit_models(&o, folder, list_bookmarks, &l);
+    }
+    return mx_visit_done(&o, err, dir, eb);
+}
+
+static mx_err open_model(mx_cold_folder *f, const char *dir, const mx_hash256 *key,
+                         const char *folder, mx_errbuf *eb)
+{
+    mx_hash256 root;
+    if (!mx_hash256_from_hex(&root, folder, strlen(folder))) {
+        return mx_fail(eb, MX_E_INVALID, "%.64s is not the name of a model's folder", folder);
+    }
+    mx_cold_folder_init(f, key != NULL ? &mx_cold_shared_fileops : &mx_cold_real_fileops, dir, &root,
+                        false);
+    mx_err err = mx_cold_folder_ready(f, false, eb);
+    if (err != MX_OK) {
+        mx_cold_folder_close(f);
+    }
+    return err;
+}
+
+mx_err mx_cold_change_bookmark(const char *dir, const mx_hash256 *key, const char *folder,
+                               const mx_hash256 *own, mx_bookmark_fn *fn, void *arg,
+                               mx_errbuf *eb)
+{
+    mx_cold_folder f;
+    MX_TRY(open_model(&f, dir, key, folder, eb));
+    mx_err err = mx_bookmark_change(&f, own, key, fn, arg, eb);
+    mx_cold_folder_close(&f);
+    return err;
+}
+
+static bool pin(void *arg, mx_bookmark *b, bool is_there)
+{
+    const mx_cold_entry *e = arg;
+    (void)is_there;
+    b->root = e->root;
+    b->entry = e->id;
+    b->n_tokens = e->n_tokens;
+    b->is_pinned = true;
+    return true;
+}
+
+mx_err mx_cold_pin_entry(const char *dir, const mx_hash256 *key, const mx_cold_entry *e,
+                         mx_errbuf *eb)
+{
+    return mx_cold_change_bookmark(dir, key, e->folder, &e->id, pin, (void *)(uintptr_t)e, eb);
+}
+
+mx_err mx_cold_remove_bookmark(const char *dir, const mx_hash256 *key, const char *folder,
+                               const mx_hash256 *own, mx_errbuf *eb)
+{
+    mx_cold_folder f;
+    MX_TRY(open_model(&f, dir, key, folder, eb));
+    mx_err err = mx_bookmark_remove(f.ops, f.sessions_fd, own);
+    mx_cold_folder_close(&f);
+    return err == MX_OK || err == MX_E_NOT_FOUND
+               ? err
+               : mx_fail_errno(eb, err, errno, "cannot remove a bookmark in %s", dir);
 }
 
 /* ---- checking -------------------------------------------------------------------------------- */
@@ -196,12 +278,37 @@ static mx_err check_manifest(void *arg, int dir, const char *name)
     return MX_OK;
 }
 
+static mx_err check_bookmark(void *arg, int dir, const char *name)
+{
+    checking *c = arg;
+    mx_hash256 own;
+    mx_bookmark b;
+    mx_errbuf eb = {{0}};
+    const mx_cold_trust *t = &c->model->trust;
+    if (!mx_visit_is_named(name, ".bookmark", &own)) {
+        return MX_OK;
+    }
+    mx_err err = mx_bookmark_read(t->ops, dir, &own, t->key, t->needs_tag, &b, &eb);
+    if (err == MX_E_CORRUPT && t->key != NULL
+        && mx_bookmark_read(t->ops, dir, &own, NULL, false, &b, NULL) == MX_OK)
+    {
+        err = mx_object_other_key(&eb);
+    }
+    c->out->n_files++;
+    c->out->n_bytes += MX_BOOKMARK_BYTES;
+    judge(c, dir, name, err, &eb);
+    return MX_OK;
+}
+
 static mx_err check_model(void *arg, const mx_visit_model *m)
 {
     checking *c = arg;
     c->model = m;
     snprintf(c->folder, sizeof c->folder, "sessions");
     mx_err err = mx_visit_names(&m->trust, m->fd, "sessions", check_manifest, c);
+    if (err == MX_OK && c->only == NULL) {
+        err = mx_visit_names(&m->trust, m->fd, "sessions", check_bookmark, c);
+    }
     if (err == MX_OK) {
         c->object = MX_COLD_PAGE;
         err = mx_visit_names(&m->trust, m->fd, "pages", check_xx, c);
@@ -246,7 +353,8 @@ typedef struct tool_sweep {
 } tool_sweep;
 
 static mx_err begin_sweep(tool_sweep *t, const char *dir, const mx_hash256 *key,
-                          const char *only_root, uint32_t wait_ms, mx_errbuf *eb)
+                          const char *only_root, uint32_t wait_ms, mx_cold_counts *expired,
+                          mx_errbuf *eb)
 {
     enum { ORPHAN_AGE_S = 3600 };
     static const mx_hash256 no_root;
@@ -258,8 +366,13 @@ static mx_err begin_sweep(tool_sweep *t, const char *dir, const mx_hash256 *key,
     t->s = (mx_sweep){.f = &t->folder,
                       .orphan_age_s = ORPHAN_AGE_S,
                       .only_root = only_root,
+                      .key = t->o.trust.key,
+                      .needs_tag = t->o.trust.needs_tag,
                       .own_root = MX_SWEEP_NO_ROOT,
                       .now_s = mx_wall_s()};
+    if (expired != NULL) {
+        (void)mx_sweep_expire_sessions(t->o.v1, &t->o.trust, t->s.now_s, 0, NULL, NULL, expired);
+    }
     mx_sweep_walk(&t->s);
     t->marked = mx_calloc(t->s.n_files + 1, sizeof *t->marked);
     mx_err err = t->marked == NULL ? MX_E_NOMEM : t->s.err;
@@ -284,10 +397,12 @@ mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, ui
                   mx_cold_counts *out, mx_errbuf *eb)
 {
     tool_sweep t;
-    mx_err err = begin_sweep(&t, dir, key, NULL, MX_COLD_WAIT_FOREVER, eb);
+    mx_cold_counts expired = {0};
+    mx_err err = begin_sweep(&t, dir, key, NULL, MX_COLD_WAIT_FOREVER, &expired, eb);
     if (err == MX_OK) {
         t.s.ttl_s = (int64_t)(ttl_s < INT64_MAX ? ttl_s : INT64_MAX);
         mx_sweep_mark_leftovers(&t.s, t.marked);
+        mx_sweep_mark_dead_bookmarks(&t.s, t.marked);
         mx_sweep_delete(&t.s, t.marked, "leftovers");
         mx_sweep_delete_strays(&t.s);
         mx_sweep_mark_expired(&t.s, t.marked);
@@ -295,6 +410,10 @@ mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, ui
         mx_sweep_mark_over_budget(&t.s, t.marked, max_bytes);
         mx_sweep_delete(&t.s, t.marked, "over_limit");
     }
+    t.s.deleted_files += expired.n_files;
+    t.s.deleted_bytes += expired.n_bytes;
+    t.s.failed_files += expired.n_left;
+    t.s.failed_errno = expired.n_left > 0 ? expired.left_errno : t.s.failed_errno;
     return end_sweep(&t, err, out, dir, eb);
 }
 
@@ -302,7 +421,7 @@ mx_err mx_cold_remove_folder(const char *dir, const mx_hash256 *key, const char 
                              uint32_t wait_ms, mx_cold_counts *out, mx_errbuf *eb)
 {
     tool_sweep t;
-    mx_err err = begin_sweep(&t, dir, key, folder, wait_ms, eb);
+    mx_err err = begin_sweep(&t, dir, key, folder, wait_ms, NULL, eb);
     if (err == MX_OK) {
         mx_sweep_mark_leftovers(&t.s, t.marked);
         for (size_t i = 0; i < t.s.n_files; i++) {

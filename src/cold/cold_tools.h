@@ -10,6 +10,7 @@
 #define MX_COLD_TOOLS_H
 
 #include "cold/cold.h"
+#include "cold/cold_bookmark.h"
 
 /* key: NULL, or that with which the files of the folder are authenticated (`object` of
  * mx_cold_derive_keys): then what has no tag of it counts as damaged, and the folder need not be ours
@@ -34,6 +35,22 @@ typedef bool mx_cold_entry_fn(void *arg, const mx_cold_entry *e);
  * that is not there is empty. MX_E_INVALID: not a cache folder (no marker). */
 mx_err mx_cold_list(const char *dir, const mx_hash256 *key, const char *folder,
                     mx_cold_entry_fn *fn, void *arg, mx_errbuf *eb);
+
+/* Calls fn for each sound bookmark, whether its entry is there or not; folder as above. */
+typedef bool mx_cold_bookmark_fn(void *arg, const char *folder, const mx_bookmark *b);
+mx_err mx_cold_list_bookmarks(const char *dir, const mx_hash256 *key, const char *folder,
+                              mx_cold_bookmark_fn *fn, void *arg, mx_errbuf *eb);
+/* mx_bookmark_change in the folder of that model. MX_E_NOT_FOUND: there is no such folder. */
+mx_err mx_cold_change_bookmark(const char *dir, const mx_hash256 *key, const char *folder,
+                               const mx_hash256 *own, mx_bookmark_fn *fn, void *arg,
+                               mx_errbuf *eb);
+/* The bookmark alone: its entry stays. MX_E_NOT_FOUND: there is none. */
+mx_err mx_cold_remove_bookmark(const char *dir, const mx_hash256 *key, const char *folder,
+                               const mx_hash256 *own, mx_errbuf *eb);
+
+/* Pins an entry under its own name. */
+mx_err mx_cold_pin_entry(const char *dir, const mx_hash256 *key, const mx_cold_entry *e,
+                         mx_errbuf *eb);
 
 typedef struct mx_cold_counts {
     uint64_t n_files, n_bytes;   /* looked at, or removed */
@@ -62,13 +79,17 @@ mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, ui
 /* Whatever removes: where a file cannot be removed the others go all the same, and the error says how
  * many are left. *out holds then, too. */
 
-/* Removes the manifest of that name, and of the pages and states that it or `also` (NULL = none)
+/* Removes the manifest of that name with the bookmarks that point to it, and of the pages and states that it or `also` (NULL = none)
  * names those that no other manifest names; and the damaged files of that folder, for some of them
  * may be this entry's. MX_E_NOT_FOUND: there is no such manifest, and `also` names nothing.
  * MX_E_BUSY: somebody else has held gc.lock for wait_ms; nothing was removed. */
 mx_err mx_cold_remove_entry(const char *dir, const mx_hash256 *key, const char *folder,
                             const mx_hash256 *id, const mx_cold_names *also, uint32_t wait_ms,
                             mx_cold_counts *out, mx_errbuf *eb);
+/* The same with the points inside its chain, where no other bookmark stands: a conversation. */
+mx_err mx_cold_remove_session(const char *dir, const mx_hash256 *key, const char *folder,
+                              const mx_hash256 *id, const mx_cold_names *also, uint32_t wait_ms,
+                              mx_cold_counts *out, mx_errbuf *eb);
 /* Removes all that one model's folder holds. MX_OK also when it is not there; MX_E_BUSY as above. */
 mx_err mx_cold_remove_folder(const char *dir, const mx_hash256 *key, const char *folder,
                              uint32_t wait_ms, mx_cold_counts *out, mx_errbuf *eb);

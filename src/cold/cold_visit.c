@@ -223,3 +223,32 @@ mx_err mx_visit_done_removing(mx_visit *o, mx_err err, const mx_cold_counts *n, 
                                "%llu files are left in %s, for they cannot be removed",
                                (unsigned long long)n->n_left, dir);
 }
+
+/* ---- bookmarks ------------------------------------------------------------------------------- */
+
+typedef struct bookmark_walk {
+    mx_cold_bookmark_fn *fn;
+    void *arg;
+    const mx_visit_model *model;
+    bool is_over;
+} bookmark_walk;
+
+static mx_err visit_bookmark(void *arg, int dir, const char *name)
+{
+    bookmark_walk *w = arg;
+    mx_hash256 own;
+    mx_bookmark b;
+    const mx_cold_trust *t = &w->model->trust;
+    if (!w->is_over && mx_visit_is_named(name, ".bookmark", &own)
+        && mx_bookmark_read(t->ops, dir, &own, t->key, t->needs_tag, &b, NULL) == MX_OK)
+    {
+        w->is_over = !w->fn(w->arg, w->model->name, &b);
+    }
+    return MX_OK;
+}
+
+mx_err mx_visit_bookmarks(const mx_visit_model *m, mx_cold_bookmark_fn *fn, void *arg)
+{
+    bookmark_walk w = {.fn = fn, .arg = arg, .model = m};
+    return mx_visit_names(&m->trust, m->fd, "sessions", visit_bookmark, &w);
+}

@@ -120,6 +120,8 @@ static void visit_file(mx_sweep *s, int dir, const char *name, void *arg)
     const place *p = arg;
     if (strncmp(name, ".tmp-", 5) == 0) {
         add_file(s, dir, name, p, MX_SWEPT_TEMP);
+    } else if (p->kind == MX_SWEPT_SESSION && is_own_name(name, ".bookmark")) {
+        add_file(s, dir, name, p, MX_SWEPT_BOOKMARK);
     } else if (p->suffix == NULL || is_own_name(name, p->suffix)) {
         add_file(s, dir, name, p, p->kind);
     } else {
@@ -257,6 +259,7 @@ void mx_sweep_walk(mx_sweep *s)
         rejuvenate_manifests(s);
         qsort(s->files, s->n_files, sizeof *s->files, compare_time);
     }
+    mx_sweep_load_bookmarks(s);
 }
 
 void mx_sweep_free(mx_sweep *s)
@@ -267,4 +270,5 @@ void mx_sweep_free(mx_sweep *s)
     }
     mx_free(s->files);
     mx_free(s->states);
+    mx_free(s->bookmarks);
 }

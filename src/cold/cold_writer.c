@@ -10,6 +10,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -552,6 +553,36 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
     return MX_OK;
 }
 
+static bool move_bookmark(void *arg, mx_bookmark *b, bool is_there)
+{
+    enum { REFRESH_S = 60 };
+    const mx_cold_job *job = arg;
+    const mx_hash256 *entry = &job->page_ids[job->n_pages - 1];
+    bool is_same = is_there && mx_hash256_eq(&b->entry, entry) && b->n_tokens == job->n_session_tokens;
+    int64_t age_s = mx_wall_s() - b->used_s;
+    if (is_same && age_s >= 0 && age_s < REFRESH_S) {
+        return false; /* a repeated request */
+    }
+    b->is_session = true;
+    b->root = job->root;
+    b->entry = *entry;
+    b->n_tokens = job->n_session_tokens;
+    snprintf(b->name, sizeof b->name, "%s", job->session_name);
+    return true;
+}
+
+/* The turn is durable whether this succeeds or not. */
+static void note_session(mx_cold *c, const mx_cold_job *job)
+{
+    mx_errbuf eb = {{0}};
+    mx_str name = {job->session_name, strlen(job->session_name)};
+    mx_hash256 own = mx_session_id(&job->root, name);
+    void *arg = (void *)(uintptr_t)job;
+    if (mx_bookmark_change(&c->writer_folder, &own, mx_cold_auth_key(c), move_bookmark, arg, &eb) != MX_OK) {
+        mx_log(MX_LOG_INFO, "cold: the name of a session was not kept: %s", eb.text);
+    }
+}
+
 static mx_err store_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
 {
     MX_TRY(ready(c, eb));
@@ -559,6 +590,9 @@ static mx_err store_session(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
     uint32_t n_states;
     MX_TRY(list_states(c, job, &state_ids, &n_states));
     mx_err err = write_session(c, job, state_ids, n_states, eb);
+    if (err == MX_OK && job->session_name != NULL) {
+        note_session(c, job);
+    }
     mx_free(state_ids);
     return err;
 }

@@ -519,6 +519,24 @@ HELP int help_teardown(void **arg)
     return 0;
 }
 
+/* A conversation of n tokens in the folder, made by a server of its own; and how much of one another
+ * server finds there. */
+HELP void help_keep_talk(help_bed *s, talk *t, uint64_t seed, size_t n)
+{
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(t, &s->root, seed, 0, n);
+    assert_int_equal(help_write_talk(c, t), MX_OK);
+    mx_cold_close(c);
+}
+
+HELP size_t help_find_talk(help_bed *s, const talk *t)
+{
+    mx_cold *c = help_open(&s->cfg);
+    size_t n = help_read_talk(c, t, t->n);
+    mx_cold_close(c);
+    return n;
+}
+
 /* A file of one byte below the root's folder, as old as that; its folder is made. */
 HELP void help_spill_aged(const help_bed *s, const char *name, int64_t age_s)
 {

@@ -15,22 +15,6 @@ enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
 
 typedef help_bed state;
 
-static void write_talk(state *s, talk *t, uint64_t seed, size_t n)
-{
-    mx_cold *c = help_open(&s->cfg);
-    talk_make(t, &s->root, seed, 0, n);
-    assert_int_equal(help_write_talk(c, t), MX_OK);
-    mx_cold_close(c);
-}
-
-static size_t read_talk(state *s, const talk *t)
-{
-    mx_cold *c = help_open(&s->cfg);
-    size_t n = help_read_talk(c, t, t->n);
-    mx_cold_close(c);
-    return n;
-}
-
 static void age_all(const state *s, const char *suffix, int64_t age_s)
 {
     help_each_file(s->root_dir, suffix, help_age, &age_s);
@@ -57,7 +41,7 @@ static void test_gc_of_nothing(void **arg)
 static void test_gc_takes_leftovers(void **arg)
 {
     state *s = *arg;
-    write_talk(s, &s->talk, 1, 100);
+    help_keep_talk(s, &s->talk, 1, 100);
     help_spill_aged(s, "pages/ab/.tmp-old", 3601);
     help_spill_aged(s, "pages/ab/.tmp-young", 3000); /* somebody may be writing it */
     help_spill_aged(s, "trash/left", 0);
@@ -70,15 +54,15 @@ static void test_gc_takes_leftovers(void **arg)
     assert_false(help_is_there(s, "pages/ab/.tmp-old"));
     assert_false(help_is_there(s, "trash/left"));
     assert_true(help_is_there(s, "pages/ab/.tmp-young"));
-    assert_int_equal(read_talk(s, &s->talk), 100);
+    assert_int_equal(help_find_talk(s, &s->talk), 100);
 }
 
 static void test_gc_knows_the_time_to_live(void **arg)
 {
     state *s = *arg;
-    write_talk(s, &s->talk, 1, 300);
+    help_keep_talk(s, &s->talk, 1, 300);
     age_all(s, "", 40 * DAY_S);
-    write_talk(s, &s->other, 2, 200);
+    help_keep_talk(s, &s->other, 2, 200);
     age_all(s, ".session", 60 * DAY_S); /* of the other, too: its pages are young */
     assert_int_equal(gc(s, UINT64_MAX, 0).n_files, 0);
     assert_int_equal(gc(s, UINT64_MAX, 41 * DAY_S).n_files, 0);
@@ -87,22 +71,22 @@ static void test_gc_knows_the_time_to_live(void **arg)
     assert_int_equal(gc(s, UINT64_MAX, 30 * DAY_S).n_files, 5 + 1 + 1);
     assert_true(help_is_there(s, "quarantine/young") && !help_is_there(s, "quarantine/old"));
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
-    assert_int_equal(read_talk(s, &s->other), 200);
-    assert_int_equal(read_talk(s, &s->talk), 0);
+    assert_int_equal(help_find_talk(s, &s->other), 200);
+    assert_int_equal(help_find_talk(s, &s->talk), 0);
 }
 
 /* Files that were written just now go as well: a person has asked for it. */
 static void test_gc_goes_leaf_first_to_the_limit(void **arg)
 {
     state *s = *arg;
-    write_talk(s, &s->talk, 1, 640);
+    help_keep_talk(s, &s->talk, 1, 640);
     help_spill_aged(s, "quarantine/bad", 0);
     mx_cold_counts n = gc(s, 5 * FILE_BYTES, 0);
     assert_true(n.n_bytes > 0);
     assert_false(help_is_there(s, "quarantine/bad"));
     size_t n_pages = help_count(s->root_dir, ".page");
     assert_true(n_pages >= 4 && n_pages <= 5);
-    assert_int_equal(read_talk(s, &s->talk), n_pages * 64);
+    assert_int_equal(help_find_talk(s, &s->talk), n_pages * 64);
     gc(s, 0, 0);
     assert_int_equal(help_count(s->root_dir, ".page") + help_count(s->root_dir, ".session"), 0);
 }
@@ -111,13 +95,13 @@ static void test_gc_goes_leaf_first_to_the_limit(void **arg)
 static void test_gc_leaves_the_manifest_of_what_is_used(void **arg)
 {
     state *s = *arg;
-    write_talk(s, &s->talk, 1, 100);
-    write_talk(s, &s->other, 2, 640);
+    help_keep_talk(s, &s->talk, 1, 100);
+    help_keep_talk(s, &s->other, 2, 640);
     age_all(s, ".session", 9000);
-    assert_int_equal(read_talk(s, &s->talk), 100);
+    assert_int_equal(help_find_talk(s, &s->talk), 100);
     gc(s, 5 * FILE_BYTES, 0);
     talk_cut(&s->talk, 90);
-    assert_int_equal(read_talk(s, &s->talk), 90);
+    assert_int_equal(help_find_talk(s, &s->talk), 90);
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
 }
 
@@ -128,7 +112,7 @@ static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
     char path[700];
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
-    write_talk(s, &s->talk, 1, 640);
+    help_keep_talk(s, &s->talk, 1, 640);
     snprintf(path, sizeof path, "%s/sessions", s->root_dir);
     assert_int_equal(chmod(path, 0777), 0);
     assert_int_equal(mx_cold_gc(s->dir, NULL, 0, 0, &n, &eb), MX_E_DENIED);
@@ -151,7 +135,7 @@ static size_t count_all(const state *s)
 static void test_rm_that_cannot_read_another_entry_takes_nothing(void **arg)
 {
     state *s = *arg;
-    write_talk(s, &s->talk, 1, 640);
+    help_keep_talk(s, &s->talk, 1, 640);
     s->other = s->talk;
     mx_cold *c = help_open(&s->cfg);
     talk_make(&s->other, &s->root, 2, 320, 640);
@@ -180,7 +164,7 @@ static void test_rm_that_cannot_read_another_entry_takes_nothing(void **arg)
     }
     assert_true(n_failed >= 6); /* one each for what it opens */
     assert_int_equal(count_all(s), all - 5 - 1);
-    assert_int_equal(read_talk(s, &s->other), 640);
+    assert_int_equal(help_find_talk(s, &s->other), 640);
 }
 
 /* A page that was found to be damaged holds text, too. */
@@ -189,13 +173,13 @@ static void test_rm_empties_quarantine(void **arg)
     state *s = *arg;
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
-    write_talk(s, &s->talk, 1, 640);
-    write_talk(s, &s->other, 2, 640);
+    help_keep_talk(s, &s->talk, 1, 640);
+    help_keep_talk(s, &s->other, 2, 640);
     char hex[65], path[700];
     mx_hash256_hex(&s->talk.ids[4], hex);
     snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
     assert_int_equal(truncate(path, 5000), 0);
-    assert_int_equal(read_talk(s, &s->talk), 4 * 64);
+    assert_int_equal(help_find_talk(s, &s->talk), 4 * 64);
     help_spill_aged(s, "trash/left", 0);
     snprintf(path, sizeof path, "quarantine/%s.page", hex);
     assert_true(help_is_there(s, path));
@@ -207,7 +191,7 @@ static void test_rm_empties_quarantine(void **arg)
     assert_false(help_is_there(s, path));
     assert_int_equal(help_count(s->root_dir, ".reason"), 0);
     assert_false(help_is_there(s, "trash/left"));
-    assert_int_equal(read_talk(s, &s->other), 640);
+    assert_int_equal(help_find_talk(s, &s->other), 640);
 }
 
 /* ---- one model -------------------------------------------------------------------------------- */
@@ -218,18 +202,18 @@ static void test_remove_folder_leaves_the_others(void **arg)
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
     char hex[65], other_hex[65];
-    write_talk(s, &s->talk, 1, 640);
+    help_keep_talk(s, &s->talk, 1, 640);
     help_spill_aged(s, "quarantine/bad", 0);
     mx_hash256_hex(&s->root, hex);
     s->root = s->cfg.root = help_root(2);
-    write_talk(s, &s->other, 2, 200);
+    help_keep_talk(s, &s->other, 2, 200);
     mx_hash256_hex(&s->root, other_hex);
     snprintf(s->root_dir, sizeof s->root_dir, "%s/v1/%s", s->dir, other_hex);
     help_spill_aged(s, "trash/others", 0);
     assert_int_equal(mx_cold_remove_folder(s->dir, NULL, hex, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 10 + 1 + 1);
     assert_true(help_is_there(s, "trash/others"));
-    assert_int_equal(read_talk(s, &s->other), 200);
+    assert_int_equal(help_find_talk(s, &s->other), 200);
     assert_int_equal(mx_cold_remove_folder(s->dir, NULL, hex, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 0);
 }
@@ -281,7 +265,7 @@ static void test_removing_says_what_is_left(void **arg)
     state *s = *arg;
     mx_cold_counts n;
     char hex[65], path[700];
-    write_talk(s, &s->talk, 1, 640);
+    help_keep_talk(s, &s->talk, 1, 640);
     mx_hash256_hex(&s->talk.ids[4], hex);
     snprintf(path, sizeof path, "%s/pages/%.2s", s->root_dir, hex);
     const char *folder = strrchr(s->root_dir, '/') + 1;
@@ -300,7 +284,7 @@ static void test_removing_says_what_is_left(void **arg)
         assert_int_equal(n.n_files, 9 + 1); /* all others, and the manifest */
         assert_int_equal(help_count(s->root_dir, ".page"), 1);
         assert_int_equal(chmod(path, 0700), 0);
-        write_talk(s, &s->talk, 1, 640);
+        help_keep_talk(s, &s->talk, 1, 640);
     }
     /* Nothing of a folder that cannot be entered was removed. */
     mx_errbuf eb = {{0}};

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Bookmarks: their bytes (docs/file-format.md, section 14), and what they keep in a folder.
+ */
+#include "cold/cold_help.h"
+
+#include "base/clock.h"
+#include "cold/cold_bookmark.h"
+#include "cold/cold_tools.h"
+
+enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
+
+typedef help_bed state;
+
+static const char golden[] = "ec1b777d77d1d7fe17a67244bdf6e9ab5e9ce1efdd1deec846d485fb24930ce4";
+
+static mx_hash256 filled(int with)
+{
+    mx_hash256 h;
+    memset(h.b, with, sizeof h.b);
+    return h;
+}
+
+static mx_bookmark example(void)
+{
+    mx_bookmark b = {.root = filled(0x11),
+                     .entry = filled(0x44),
+                     .forked_from = filled(0x55),
+                     .is_session = true,
+                     .is_pinned = true,
+                     .n_tokens = 100,
+                     .created_s = 1700000000,
+                     .ttl_s = 3600,
+                     .name = "talk"};
+    b.own = mx_session_id(&b.root, MX_STR("talk"));
+    return b;
+}
+
+static void put(uint8_t *to, const void *from, size_t n)
+{
+    memcpy(to, from, n);
+}
+
+static void seal(uint8_t bytes[MX_BOOKMARK_BYTES])
+{
+    mx_hash128 sum = mx_xxh3_128(bytes, 496);
+    put(bytes + 496, sum.b, 16);
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+static void test_golden(void **arg)
+{
+    (void)arg;
+    mx_bookmark b = example(), back;
+    uint8_t got[MX_BOOKMARK_BYTES], want[MX_BOOKMARK_BYTES] = {0x89, 'M', 'X', 'M', 'A', 'R', 'K', 0x0A};
+    uint8_t named[16 + 32 + 8 + 4];
+    put(named, "mtplx session v1", 16);
+    put(named + 16, b.root.b, 32);
+    mx_put_le64(named + 48, 4);
+    put(named + 56, "talk", 4);
+    mx_hash256 own = mx_sha256_of(named, sizeof named);
+    assert_true(mx_hash256_eq(&own, &b.own));
+    mx_put_le32(want + 8, 1);
+    mx_put_le32(want + 12, 512);
+    put(want + 32, b.root.b, 32);
+    put(want + 64, own.b, 32);
+    put(want + 96, b.entry.b, 32);
+    put(want + 128, b.forked_from.b, 32);
+    mx_put_le32(want + 160, 1);
+    mx_put_le32(want + 164, 1);
+    mx_put_le64(want + 168, 100);
+    mx_put_le64(want + 176, 1700000000);
+    mx_put_le64(want + 184, 3600);
+    mx_put_le32(want + 192, 4);
+    put(want + 240, "talk", 4);
+    seal(want);
+    assert_int_equal(mx_bookmark_encode(&b, NULL, got), MX_OK);
+    assert_memory_equal(got, want, sizeof want);
+    char hex[65];
+    mx_hash256 sum = mx_sha256_of(got, sizeof got);
+    mx_hash256_hex(&sum, hex);
+    assert_string_equal(hex, golden);
+    assert_int_equal(mx_bookmark_decode(&back, got, NULL, false, NULL), MX_OK);
+    assert_memory_equal(&back, &b, sizeof b);
+}
+
+static void test_errors(void **arg)
+{
+    (void)arg;
+    static const struct {
+        size_t at;
+        uint8_t value;
+        mx_err want;
+    } cases[] = {
+        {8, 2, MX_E_UNSUPPORTED},   {12, 1, MX_E_UNSUPPORTED},  {16, 1, MX_E_UNSUPPORTED}, {24, 1, MX_OK},
+        {160, 2, MX_E_CORRUPT},     {160, 0, MX_E_CORRUPT},     {164, 2, MX_E_CORRUPT},    {193, 2, MX_E_CORRUPT},
+        {192, 3, MX_E_CORRUPT},     {192, 0, MX_E_CORRUPT},     {196, 2, MX_E_UNSUPPORTED}, {200, 1, MX_E_CORRUPT},
+        {232, 1, MX_E_CORRUPT},     {241, 7, MX_E_CORRUPT},     {241, 0xFF, MX_E_CORRUPT}, {241, 'x', MX_E_CORRUPT},
+        {64, 0, MX_E_CORRUPT},      {250, 1, MX_E_CORRUPT},     {32, 0, MX_E_CORRUPT},
+    };
+    mx_bookmark b = example(), back;
+    uint8_t good[MX_BOOKMARK_BYTES], bad[MX_BOOKMARK_BYTES];
+    mx_errbuf eb;
+    assert_int_equal(mx_bookmark_encode(&b, NULL, good), MX_OK);
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        put(bad, good, sizeof bad);
+        bad[cases[i].at] = cases[i].value;
+        assert_int_equal(mx_bookmark_decode(&back, bad, NULL, false, &eb), MX_E_CORRUPT); /* the checksum */
+        seal(bad);
+        if (mx_bookmark_decode(&back, bad, NULL, false, &eb) != cases[i].want) {
+            print_message("case %zu\n", i);
+            fail();
+        }
+    }
+    for (size_t bit = 0; bit < 8 * sizeof good; bit++) {
+        put(bad, good, sizeof bad);
+        bad[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        assert_int_equal(mx_bookmark_decode(&back, bad, NULL, false, &eb), MX_E_CORRUPT);
+    }
+}
+
+static void test_authentication(void **arg)
+{
+    (void)arg;
+    mx_bookmark b = example(), back;
+    mx_hash256 key = filled(1), other = filled(2);
+    uint8_t bytes[MX_BOOKMARK_BYTES], plain[MX_BOOKMARK_BYTES];
+    assert_int_equal(mx_bookmark_encode(&b, &key, bytes), MX_OK);
+    assert_int_equal(mx_bookmark_encode(&b, NULL, plain), MX_OK);
+    assert_int_equal(mx_bookmark_decode(&back, bytes, &key, true, NULL), MX_OK);
+    assert_int_equal(mx_bookmark_decode(&back, bytes, NULL, false, NULL), MX_OK);
+    assert_int_equal(mx_bookmark_decode(&back, bytes, &other, true, NULL), MX_E_CORRUPT);
+    assert_int_equal(mx_bookmark_decode(&back, plain, &key, true, NULL), MX_E_CORRUPT);
+    assert_int_equal(mx_bookmark_decode(&back, plain, &key, false, NULL), MX_OK);
+    bytes[164] = 0; /* somebody takes the pin away */
+    seal(bytes);
+    assert_int_equal(mx_bookmark_decode(&back, bytes, &key, true, NULL), MX_E_CORRUPT);
+}
+
+static void test_names(void **arg)
+{
+    (void)arg;
+    char longest[MX_SESSION_NAME_MAX + 2];
+    memset(longest, 'x', sizeof longest);
+    assert_true(mx_session_name_ok((mx_str){longest, MX_SESSION_NAME_MAX}));
+    assert_false(mx_session_name_ok((mx_str){longest, MX_SESSION_NAME_MAX + 1}));
+    assert_true(mx_session_name_ok(MX_STR("a/b \xC3\xBC")));
+    assert_false(mx_session_name_ok(MX_STR("")));
+    assert_false(mx_session_name_ok(MX_STR("a\n")));
+    assert_false(mx_session_name_ok(MX_STR("a\0b")));
+    assert_false(mx_session_name_ok(MX_STR("\xC3")));
+    mx_hash256 one = filled(1), two = filled(2);
+    mx_hash256 a = mx_session_id(&one, MX_STR("a")), b = mx_session_id(&two, MX_STR("a"));
+    assert_false(mx_hash256_eq(&a, &b)); /* another model's, or another API key's */
+}
+
+/* ---- in a folder ----------------------------------------------------------------------------- */
+
+static void age_all(const state *s, int64_t age_s)
+{
+    help_each_file(s->dir, "", help_age, &age_s);
+}
+
+typedef struct wish {
+    const talk *t;
+    const char *name;
+    bool pin;
+    uint64_t ttl_s;
+} wish;
+
+static bool grant(void *arg, mx_bookmark *b, bool is_there)
+{
+    const wish *w = arg;
+    (void)is_there;
+    b->is_session = w->name != NULL;
+    snprintf(b->name, sizeof b->name, "%s", w->name != NULL ? w->name : "");
+    b->root = w->t->root;
+    b->entry = w->t->ids[w->t->n_ids - 1];
+    b->n_tokens = w->t->n;
+    b->is_pinned = w->pin;
+    b->ttl_s = w->ttl_s;
+    return true;
+}
+
+static void remove_it(const char *path, void *arg)
+{
+    (void)arg;
+    assert_int_equal(unlink(path), 0);
+}
+
+static const char *folder_of(const state *s)
+{
+    return strrchr(s->root_dir, '/') + 1;
+}
+
+static mx_hash256 mark(const state *s, wish w)
+{
+    mx_errbuf eb = {{0}};
+    mx_hash256 own = w.name != NULL ? mx_session_id(&w.t->root, (mx_str){w.name, strlen(w.name)})
+                                    : w.t->ids[w.t->n_ids - 1];
+    assert_int_equal(mx_cold_change_bookmark(s->dir, NULL, folder_of(s), &own, grant, &w, &eb), MX_OK);
+    return own;
+}
+
+static void gc(const state *s, uint64_t max_bytes, uint64_t ttl_s)
+{
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    assert_int_equal(mx_cold_gc(s->dir, NULL, max_bytes, ttl_s, &n, &eb), MX_OK);
+}
+
+static size_t count(const state *s, const char *suffix)
+{
+    return help_count(s->root_dir, suffix);
+}
+
+static void sweep(state *s)
+{
+    mx_cold *c = help_open_settled(&s->cfg);
+    mx_cold_close(c);
+}
+
+/* By gc and by a server's sweep; without a pin it goes. */
+static void check_pinned(state *s, bool by_server)
+{
+    help_keep_talk(s, &s->talk, 1, 300);
+    help_keep_talk(s, &s->other, 2, 640);
+    mx_hash256 own = mark(s, (wish){.t = &s->talk, .pin = true});
+    age_all(s, 9 * DAY_S);
+    s->cfg.max_bytes = 3 * FILE_BYTES;
+    s->cfg.ttl_s = DAY_S;
+    if (by_server) {
+        sweep(s);
+    } else {
+        gc(s, s->cfg.max_bytes, DAY_S);
+    }
+    assert_int_equal(count(s, ".page"), 5);
+    assert_int_equal(count(s, ".session"), 1);
+    s->cfg.max_bytes = (uint64_t)1 << 40;
+    s->cfg.ttl_s = 0;
+    assert_int_equal(help_find_talk(s, &s->talk), 300);
+    mx_errbuf eb;
+    assert_int_equal(mx_cold_remove_bookmark(s->dir, NULL, folder_of(s), &own, &eb), MX_OK);
+    assert_int_equal(mx_cold_remove_bookmark(s->dir, NULL, folder_of(s), &own, &eb), MX_E_NOT_FOUND);
+    age_all(s, 9 * DAY_S);
+    gc(s, UINT64_MAX, DAY_S);
+    assert_int_equal(count(s, ".page"), 0);
+}
+
+static void test_a_pin_holds_against_gc(void **arg)
+{
+    check_pinned(*arg, false);
+}
+
+static void test_a_pin_holds_against_a_sweep(void **arg)
+{
+    check_pinned(*arg, true);
+}
+
+/* A conversation has gone on: its earlier point is superfluous, unless somebody stands there. */
+static void check_superseded(state *s, bool is_named)
+{
+    help_keep_talk(s, &s->talk, 1, 300);
+    mx_hash256 tail = s->talk.ids[s->talk.n_ids - 1];
+    if (is_named) {
+        mark(s, (wish){.t = &s->talk, .name = "fork"});
+    }
+    help_keep_talk(s, &s->other, 1, 640); /* the same tokens, and more */
+    age_all(s, 7200);
+    sweep(s);
+    char hex[65], path[200];
+    mx_hash256_hex(&tail, hex);
+    snprintf(path, sizeof path, "sessions/%s.session", hex);
+    assert_int_equal(help_is_there(s, path), is_named);
+    snprintf(path, sizeof path, "pages/%.2s/%s.page", hex, hex);
+    assert_int_equal(help_is_there(s, path), is_named);
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    const mx_hash256 *last = &s->other.ids[s->other.n_ids - 1];
+    assert_int_equal(mx_cold_remove_session(s->dir, NULL, folder_of(s), last, NULL, 0, &n, &eb), MX_OK);
+    assert_int_equal(help_find_talk(s, &s->talk), is_named ? 300 : 0);
+}
+
+static void test_a_name_keeps_its_point(void **arg)
+{
+    check_superseded(*arg, true);
+}
+
+static void test_without_a_name_it_goes(void **arg)
+{
+    check_superseded(*arg, false);
+}
+
+/* Removing the entry takes the bookmarks with it; a bookmark without its entry is of no use. */
+static void test_bookmarks_go_with_their_entry(void **arg)
+{
+    state *s = *arg;
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    help_keep_talk(s, &s->talk, 1, 300);
+    help_keep_talk(s, &s->other, 2, 300);
+    mark(s, (wish){.t = &s->talk, .name = "one"});
+    mark(s, (wish){.t = &s->talk, .pin = true});
+    mark(s, (wish){.t = &s->other, .name = "two", .pin = true});
+    assert_int_equal(count(s, ".bookmark"), 3);
+    assert_int_equal(mx_cold_remove_entry(s->dir, NULL, folder_of(s), &s->talk.ids[4], NULL, 0, &n, &eb), MX_OK);
+    assert_int_equal(count(s, ".bookmark"), 1);
+    help_each_file(s->root_dir, ".session", remove_it, NULL);
+    gc(s, UINT64_MAX, 0);
+    assert_int_equal(count(s, ".bookmark"), 0);
+}
+
+/* Two sessions at the same point, and one whose time is over: then both. */
+static void test_time_to_live(void **arg)
+{
+    state *s = *arg;
+    help_keep_talk(s, &s->talk, 1, 300);
+    help_keep_talk(s, &s->other, 2, 640);
+    mark(s, (wish){.t = &s->talk, .name = "short", .ttl_s = 3600});
+    mark(s, (wish){.t = &s->talk, .name = "long", .ttl_s = 9 * DAY_S});
+    mark(s, (wish){.t = &s->other, .name = "pinned", .ttl_s = 1, .pin = true});
+    age_all(s, 3000);
+    gc(s, UINT64_MAX, 0);
+    assert_int_equal(count(s, ".bookmark"), 3);
+    age_all(s, 7200);
+    sweep(s);
+    assert_int_equal(count(s, ".bookmark"), 2);
+    assert_int_equal(help_find_talk(s, &s->talk), 300);
+    age_all(s, 10 * DAY_S);
+    mx_cold *c = help_open_settled(&s->cfg);
+    mx_hash256 entry;
+    assert_true(mx_cold_take_expired(c, &entry)); /* for the tier in RAM */
+    assert_true(mx_hash256_eq(&entry, &s->talk.ids[4]));
+    assert_false(mx_cold_take_expired(c, &entry));
+    mx_cold_close(c);
+    assert_int_equal(count(s, ".bookmark"), 1);
+    assert_int_equal(count(s, ".page"), 10);
+    assert_int_equal(help_find_talk(s, &s->other), 640);
+}
+
+static void test_pins_are_known_after_a_start(void **arg)
+{
+    state *s = *arg;
+    mx_hash256 old, next = filled(9);
+    help_keep_talk(s, &s->talk, 1, 300);
+    mx_hash256 own = mark(s, (wish){.t = &s->talk, .name = "kept", .pin = true});
+    mx_cold *c = help_open_settled(&s->cfg);
+    assert_true(mx_cold_has_pins(c) && mx_cold_is_pinned(c, &s->talk.ids[4]));
+    assert_true(mx_cold_move_pin(c, &own, &next, &old));
+    assert_true(mx_hash256_eq(&old, &s->talk.ids[4]));
+    assert_true(mx_cold_sweep(c, 60 * 1000000)); /* the folder does not know yet */
+    assert_true(mx_cold_is_pinned(c, &next) && !mx_cold_is_pinned(c, &old));
+    mx_cold_set_pin(c, &own, &next, false);
+    assert_false(mx_cold_has_pins(c) || mx_cold_move_pin(c, &own, &next, &old));
+    mx_cold_close(c);
+}
+
+/* What is damaged or foreign pins nothing, and costs nothing else. */
+static void test_damaged_bookmarks(void **arg)
+{
+    state *s = *arg;
+    uint8_t bytes[MX_BOOKMARK_BYTES];
+    char name[MX_COLD_NAME_CAP], path[700];
+    help_keep_talk(s, &s->talk, 1, 300);
+    mx_hash256 own = mark(s, (wish){.t = &s->talk, .name = "kept", .pin = true});
+    mx_bookmark_file_name(&own, name);
+    snprintf(path, sizeof path, "%s/sessions/%s", s->root_dir, name);
+    assert_int_equal(help_slurp(path, bytes, sizeof bytes), sizeof bytes);
+    bytes[250] ^= 1;
+    help_spill(path, bytes, sizeof bytes);
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    age_all(s, 9 * DAY_S);
+    gc(s, UINT64_MAX, DAY_S);
+    assert_int_equal(count(s, ".page"), 0);
+    assert_int_equal(count(s, ".bookmark"), 1);
+    mark(s, (wish){.t = &s->talk, .name = "kept"}); /* written over */
+    assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n.n_files, &n.n_bytes, &eb), MX_OK);
+    assert_string_equal(eb.text, "");
+}
+
+int main(void)
+{
+    mx_log_set_level(MX_LOG_ERROR);
+#define T(f) cmocka_unit_test_setup_teardown(f, help_setup, help_teardown)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_authentication),
+        cmocka_unit_test(test_names),
+        T(test_a_pin_holds_against_gc),
+        T(test_a_pin_holds_against_a_sweep),
+        T(test_a_name_keeps_its_point),
+        T(test_without_a_name_it_goes),
+        T(test_bookmarks_go_with_their_entry),
+        T(test_time_to_live),
+        T(test_pins_are_known_after_a_start),
+        T(test_damaged_bookmarks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
