@@ -459,6 +459,19 @@ static bool translate(struct json_object **body, mx_problem *p)
     return ok;
 }
 
+/* The header goes before the body's field: proxies and clients set it that know nothing of the body. */
+static bool read_session_header(mx_http_exchange *x, mx_api_params *params, mx_problem *p)
+{
+    const char *name = mx_http_header(x, "X-Session-Id");
+    if (name == NULL || *name == '\0') {
+        return true;
+    }
+    params->session = (mx_str){name, strlen(name)};
+    return mx_session_name_ok(params->session)
+           || mx_problem_field(p, "X-Session-Id", "the header X-Session-Id must be at most %d bytes of UTF-8 "
+                               "without control characters", MX_SESSION_NAME_MAX);
+}
+
 static void handle_generation(mx_api *a, mx_http_exchange *x, route_kind kind)
 {
     bool is_count = kind == ROUTE_COUNT, is_chat = kind != ROUTE_TEXT;
@@ -475,6 +488,7 @@ static void handle_generation(mx_api *a, mx_http_exchange *x, route_kind kind)
               && (surface != MX_SURFACE_MESSAGES || translate(&body, &p))
               && mx_api_params_read(&params, body, is_chat,
                                     mx_tokenizer_size(mx_model_tokenizer(a->model)), &p)
+              && read_session_header(x, &params, &p)
               && check_model_name(a, params.model, &p);
     if (ok) {
         mx_api_prompt_rules(a, mx_http_key_index(x), params.cache, &rules);

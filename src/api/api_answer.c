@@ -283,6 +283,7 @@ static bool create_request(mx_answer *s, size_t i, const mx_api_params *a, mx_pr
         .n_marks = prompt->n_marks,
         .turns = prompt->turns.list,
         .n_turns = prompt->turns.n,
+        .session = s->n == 1 ? a->session : (mx_str){0}, /* one session, one prompt */
         .wake = mx_waker_wake,
         .wake_arg = s->waker,
     };

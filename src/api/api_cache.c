@@ -10,6 +10,7 @@
 #include "api/api_state.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "cold/cold_tools.h"
 
@@ -113,6 +114,17 @@ static bool add_manifest(void *arg, const mx_cold_entry *e)
     return true;
 }
 
+/* Pinned on disk. The list is as it was joined: at most the entries of one folder, and few are pinned. */
+static bool note_bookmark(void *arg, const char *folder, const mx_bookmark *b)
+{
+    item_list *l = arg;
+    (void)folder;
+    for (size_t i = 0; b->is_pinned && i < l->n; i++) {
+        l->items[i].is_pinned |= mx_hash256_eq(&l->items[i].id, &b->entry);
+    }
+    return true;
+}
+
 static void folder_name(const mx_api *a, char hex[65])
 {
     mx_hash256 root = mx_model_root(a->model, NULL);
@@ -135,6 +147,9 @@ static mx_err collect(mx_api *a, item_list *l, mx_errbuf *eb)
         join j = {l, l->n};
         folder_name(a, folder);
         err = mx_cold_list(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, add_manifest, &j, eb);
+        if (err == MX_OK) {
+            err = mx_cold_list_bookmarks(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, note_bookmark, l, eb);
+        }
         if (err != MX_OK && err != MX_E_INVALID) { /* invalid: nothing was written there yet */
             return err;
         }
@@ -217,40 +232,39 @@ static void reply_items(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
 
 /* ---- pin and remove -------------------------------------------------------------------------- */
 
-typedef struct change {
-    const mx_hash256 *id;
-    bool on;
-    mx_err err;
-} change;
-
-static void pin_entry(void *arg, const mx_engine_view *view)
-{
-    change *c = arg;
-    c->err = mx_bank_pin(view->bank, c->id, c->on, mx_kv_pool_max(view->pool) / 2);
-}
-
 static void reply_pin(mx_api *a, mx_http_exchange *x, const mx_hash256 *id, bool on)
 {
-    change c = {.id = id, .on = on};
-    mx_err err = mx_engine_call(a->engine, pin_entry, &c);
-    if (err == MX_OK && c.err == MX_OK) {
-        mx_buf b = {0};
-        char hex[65];
-        mx_hash256_hex(id, hex);
-        mx_buf_printf(&b, "{\"id\":\"%s\",\"pinned\":%s}\n", hex, on ? "true" : "false");
-        mx_api_reply_json(x, 200, &b);
-    } else if (c.err == MX_E_NOT_FOUND) {
-        mx_problem p = {0};
-        mx_problem_set(&p, 404, "not_found", NULL, "there is no entry of this name in RAM; only such "
-                       "can be pinned (one that is on disk comes to RAM when it is used)");
-        mx_api_reply_problem(x, &p);
-    } else if (c.err == MX_E_FULL) {
+    mx_errbuf eb = {{0}};
+    bool is_kept = false;
+    mx_err ram = mx_api_pin_in_ram(a, id, on), disk = MX_E_NOT_FOUND;
+    if (ram == MX_OK || ram == MX_E_NOT_FOUND) {
+        disk = mx_api_keep_pin(a, id, on, &is_kept, &eb);
+    }
+    bool has_failed = disk != MX_OK && disk != MX_E_NOT_FOUND;
+    if (ram == MX_E_FULL) {
         mx_problem p = {0};
         mx_problem_set(&p, 409, "too_much_pinned", NULL, "with this entry more than half of the KV pages "
                        "would be pinned: unpin others, or start with a larger --kv-budget");
         mx_api_reply_problem(x, &p);
+    } else if (ram == MX_E_CANCELLED) {
+        reply_failed(x, ram, "the engine has ended");
+    } else if (ram == MX_E_NOT_FOUND && disk == MX_E_NOT_FOUND) {
+        reply_unknown(x);
+    } else if (has_failed && ram != MX_OK) {
+        reply_failed(x, disk, eb.text);
     } else {
-        reply_failed(x, err, "the engine has ended");
+        if (has_failed) {
+            char safe[256];
+            mx_log(MX_LOG_WARN, "cache: the folder does not know of a pin that was %s: %s", on ? "set" : "taken away",
+                   mx_log_safe(safe, sizeof safe, eb.text, strlen(eb.text)));
+        }
+        mx_buf b = {0};
+        char hex[65];
+        mx_hash256_hex(id, hex);
+        mx_buf_printf(&b, "{\"id\":\"%s\",\"pinned\":%s,\"in_ram\":%s,\"on_disk\":%s}\n", hex,
+                      on ? "true" : "false", on && ram == MX_OK ? "true" : "false",
+                      is_kept || (!on && has_failed) ? "true" : "false");
+        mx_api_reply_json(x, 200, &b);
     }
 }
 
@@ -282,12 +296,14 @@ static void reply_not_deleted(mx_http_exchange *x, mx_err err, const mx_forgotte
     mx_buf_free(&b);
 }
 
-static void reply_delete(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
+/* id NULL: everything. */
+static void reply_delete(mx_api *a, mx_http_exchange *x, const mx_hash256 *id, bool is_session)
 {
     enum { SETTLE_US = 5 * 1000000 };
     mx_forgotten n;
     mx_errbuf eb = {{0}};
-    mx_err err = mx_engine_forget(a->engine, id, SETTLE_US, &n, &eb);
+    mx_err err = is_session ? mx_engine_forget_session(a->engine, id, SETTLE_US, &n, &eb)
+                            : mx_engine_forget(a->engine, id, SETTLE_US, &n, &eb);
     if (err != MX_E_NOT_FOUND) { /* also after an error: some of it may be gone */
         mx_recall_clear(a->recall);
     }
@@ -302,6 +318,11 @@ static void reply_delete(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
         mx_buf_str(&b, "}\n");
         mx_api_reply_json(x, 200, &b);
     }
+}
+
+void mx_api_delete_session(mx_api *a, mx_http_exchange *x, const mx_hash256 *id)
+{
+    reply_delete(a, x, id, true);
 }
 
 /* ---- routes ---------------------------------------------------------------------------------- */
@@ -322,11 +343,19 @@ void mx_api_handle_admin(mx_api *a, mx_http_exchange *x, const char *rest)
     bool is_pin = has_id && strcmp(action, "/pin") == 0;
     bool is_unpin = has_id && strcmp(action, "/unpin") == 0;
     bool is_entry = has_id && *action == '\0';
+    if (strncmp(rest, "cache/sessions", 14) == 0 && (rest[14] == '\0' || rest[14] == '/')) {
+        if (mx_api_check_phase(a, &p)) {
+            mx_api_handle_sessions(a, x, rest + 14);
+        } else {
+            mx_api_reply_problem(x, &p);
+        }
+        return;
+    }
     bool is_known = is_list || is_lookup || is_pin || is_unpin || is_entry;
     if (!is_known) {
         mx_problem_set(&p, 404, "not_found", NULL, "there is nothing at this path; try GET "
-                       "/admin/cache, GET or DELETE /admin/cache/ID, POST /admin/cache/ID/pin, POST "
-                       "/admin/cache/lookup");
+                       "/admin/cache, GET or DELETE /admin/cache/ID, POST /admin/cache/ID/pin, GET "
+                       "/admin/cache/sessions, POST /admin/cache/lookup");
     } else if (is_list && is_method(x, "DELETE") && mx_http_path_is_open(x)) {
         mx_problem_set(&p, 404, "not_found", NULL, "no entry is named behind /admin/cache/; to remove "
                        "everything of this model: DELETE /admin/cache, without a slash at the end");
@@ -340,7 +369,7 @@ void mx_api_handle_admin(mx_api *a, mx_http_exchange *x, const char *rest)
     } else if ((is_list || is_entry) && is_method(x, "GET")) {
         reply_items(a, x, is_entry ? &id : NULL);
     } else if ((is_list || is_entry) && is_method(x, "DELETE")) {
-        reply_delete(a, x, is_entry ? &id : NULL);
+        reply_delete(a, x, is_entry ? &id : NULL, false);
     } else if ((is_pin || is_unpin) && is_method(x, "POST")) {
         reply_pin(a, x, &id, is_pin);
     } else if (is_pin && is_method(x, "DELETE")) {

@@ -353,6 +353,18 @@ static bool read_cache(mx_api_params *a, struct json_object *o, mx_problem *p)
     return true;
 }
 
+static bool read_session(mx_api_params *a, struct json_object *o, mx_problem *p)
+{
+    if (!mx_json_get_string(o, "prompt_cache_key", &a->session, p)) {
+        return false;
+    }
+    if (a->session.len > 0 && !mx_session_name_ok(a->session)) {
+        return mx_problem_field(p, "prompt_cache_key", "'prompt_cache_key' must be at most %d bytes without "
+                                "control characters", MX_SESSION_NAME_MAX);
+    }
+    return true;
+}
+
 bool mx_api_params_read(mx_api_params *out, struct json_object *body, bool is_chat, size_t n_vocab,
                         mx_problem *p)
 {
@@ -365,7 +377,8 @@ bool mx_api_params_read(mx_api_params *out, struct json_object *body, bool is_ch
     }
     return check_unsupported(body, is_chat, p) && read_tools(out, body, p)
            && read_sampling(out, body, p) && read_logprobs(out, body, is_chat, p) && read_limits(out, body, is_chat, p)
-           && read_stream(out, body, p) && read_cache(out, body, p) && read_stops(out, body, p)
+           && read_stream(out, body, p) && read_cache(out, body, p) && read_session(out, body, p)
+           && read_stops(out, body, p)
            && read_bias(out, body, n_vocab, p);
 }
 

@@ -25,6 +25,7 @@ typedef struct mx_api_params {
     bool ignore_eos;
     mx_cache_policy cache;
     mx_str model;            /* as requested, borrowed; empty = absent */
+    mx_str session;          /* prompt_cache_key, likewise; or the X-Session-Id header */
 } mx_api_params;
 
 /* Reads and checks. False: *p says which field and why. Unknown fields are ignored; fields that

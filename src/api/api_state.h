@@ -80,6 +80,15 @@ void mx_api_get_metrics(mx_api *a, mx_http_exchange *x);
 void mx_api_get_stats(mx_api *a, mx_engine_stats *out);
 /* Everything below /admin/; the state lock is held for reading, for as long as the folder takes. */
 void mx_api_handle_admin(mx_api *a, mx_http_exchange *x, const char *rest);
+/* api_sessions.c: rest is what follows "cache/sessions" in the path. */
+void mx_api_handle_sessions(mx_api *a, mx_http_exchange *x, const char *rest);
+/* Pins an entry in RAM, or lets go of it: as mx_bank_pin, and MX_E_CANCELLED when the engine has ended. */
+mx_err mx_api_pin_in_ram(mx_api *a, const mx_hash256 *entry, bool on);
+/* Writes the pin of an entry into the folder, or takes it away there. MX_E_NOT_FOUND: neither the entry
+ * nor a pin is there. *is_kept: the folder says so now. */
+mx_err mx_api_keep_pin(mx_api *a, const mx_hash256 *entry, bool on, bool *is_kept, mx_errbuf *eb);
+/* Removes a session that ends in this entry from both tiers, and answers. */
+void mx_api_delete_session(mx_api *a, mx_http_exchange *x, const mx_hash256 *id);
 void mx_api_reply_wrong_method(mx_http_exchange *x, const char *allowed);
 /* POST /admin/cache/lookup; the state lock is held. */
 void mx_api_post_lookup(mx_api *a, mx_http_exchange *x);

@@ -181,6 +181,8 @@ mx_err mx_bank_pin(mx_bank *b, const mx_hash256 *id, bool on, size_t max_pages);
 /* Removes the entry of that name, pinned or not, and the pages behind the last one that another
  * entry or anybody else needs. MX_E_NOT_FOUND. */
 mx_err mx_bank_forget(mx_bank *b, const mx_hash256 *id);
+/* The same with the entries on the way there that are not pinned. */
+mx_err mx_bank_forget_chain(mx_bank *b, const mx_hash256 *id);
 /* mx_bank_clear, pinned entries included. */
 void mx_bank_forget_all(mx_bank *b);
 

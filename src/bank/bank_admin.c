@@ -114,6 +114,14 @@ static void prune(mx_bank *b, mx_bank_node *node)
     }
 }
 
+static void drop_entry(mx_bank *b, mx_bank_entry **link)
+{
+    mx_bank_entry *e = *link;
+    *link = e->next;
+    mx_entry_free(b, e);
+    b->stats.evicted_entries++;
+}
+
 mx_err mx_bank_forget(mx_bank *b, const mx_hash256 *id)
 {
     size_t n_pinned;
@@ -121,11 +129,32 @@ mx_err mx_bank_forget(mx_bank *b, const mx_hash256 *id)
     if (f.node == NULL) {
         return MX_E_NOT_FOUND;
     }
-    mx_bank_entry *e = *f.link;
-    *f.link = e->next;
-    mx_entry_free(b, e);
-    b->stats.evicted_entries++;
+    drop_entry(b, f.link);
     mx_node_revalue(b, f.node);
+    prune(b, f.node);
+    return MX_OK;
+}
+
+mx_err mx_bank_forget_chain(mx_bank *b, const mx_hash256 *id)
+{
+    size_t n_pinned;
+    found f = find_entry(b, id, &n_pinned);
+    if (f.node == NULL) {
+        return MX_E_NOT_FOUND;
+    }
+    uint32_t n_rows = (*f.link)->n_rows;
+    drop_entry(b, f.link);
+    for (mx_bank_node *n = f.node; n->parent != NULL; n = n->parent) {
+        mx_bank_entry **link = &n->entries;
+        while (*link != NULL) {
+            if ((*link)->is_pinned || (n == f.node && (*link)->n_rows > n_rows)) {
+                link = &(*link)->next;
+            } else {
+                drop_entry(b, link);
+            }
+        }
+        mx_node_revalue(b, n);
+    }
     prune(b, f.node);
     return MX_OK;
 }

@@ -290,6 +290,7 @@ static void *engine_main(void *arg)
     for (;;) {
         take_incoming(e);
         bool progress = mx_ticket_collect(e);
+        progress |= mx_pin_forget_expired(e);
         end_abandoned(e);
         end_cancelled(e, e->runs);
         end_cancelled(e, e->queue);

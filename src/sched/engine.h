@@ -95,6 +95,7 @@ typedef struct mx_request_params {
      * most MX_TURNS_MAX, a hint, whatever stands in it. */
     const mx_turn *turns;      /* [n_turns] */
     size_t n_turns;
+    mx_str session;            /* name of the session it belongs to, a hint; {0} = none. Copied */
     char id[48];               /* for log lines */
     /* Called by the engine thread when output became available or the request ended. Must not block
      * and must not call back into the engine. */
@@ -244,6 +245,9 @@ typedef struct mx_forgotten {
 } mx_forgotten;
 mx_err mx_engine_forget(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
                         mx_forgotten *out, mx_errbuf *eb);
+/* The same of a session that ends there: with the points inside its chain. */
+mx_err mx_engine_forget_session(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
+                                mx_forgotten *out, mx_errbuf *eb);
 
 /* The cold tier, NULL = off. Valid until mx_engine_stop. */
 mx_cold *mx_engine_cold(mx_engine *e);

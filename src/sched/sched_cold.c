@@ -28,6 +28,7 @@ struct mx_ticket {
     mx_kvstate *state;    /* one reference: to be written, or filled; NULL = none, or passed on */
     uint64_t *positions;  /* of a manifest's states */
     mx_turn *turns;       /* and its answers */
+    char *session_name;   /* of the request; or NULL */
     bool is_late;         /* counted in the engine's n_late */
     bool is_second;       /* a manifest that is offered again */
     uint32_t n_tail_rows; /* of a manifest's last page, which is pages[n_pages - 1]; 0 = it is full */
@@ -48,6 +49,7 @@ static void free_ticket(mx_engine *e, mx_ticket *t)
     mx_free(t->ids);
     mx_free(t->positions);
     mx_free(t->turns);
+    mx_free(t->session_name);
     mx_cold_ids_free(&t->job.found);
     mx_free(t);
 }
@@ -480,6 +482,10 @@ static void store_session(mx_engine *e, mx_request *r, mx_entry_kind kind,
     t->job.n_session_tokens = tail_id != NULL ? r->seq.n_tokens : n_full * MX_PAGE_TOKENS;
     t->job.entry_kind = kind == MX_ENTRY_TURN;
     t->job.session_id = t->ids[n_ids - 1];
+    if (kind == MX_ENTRY_TURN && r->session_name[0] != '\0') {
+        t->session_name = mx_strdup(r->session_name); /* without memory it is nobody's */
+        t->job.session_name = t->session_name;
+    }
     (void)submit(e, t);
 }
 

@@ -15,6 +15,7 @@
 typedef struct forgetting {
     mx_engine *e;
     const mx_hash256 *id;   /* NULL = everything */
+    bool is_session;        /* with what is inside its chain */
     bool is_last;           /* the bank lets go, too */
     mx_hash256 root;        /* of the entry in the bank, */
     mx_page *page;          /* in which it ends; valid during a call */
@@ -138,7 +139,8 @@ static void forget(void *arg, const mx_engine_view *view)
         mx_bank_forget_all(view->bank);
         f->was_in_ram = true;
     } else {
-        f->was_in_ram = mx_bank_forget(view->bank, f->id) == MX_OK;
+        f->was_in_ram = (f->is_session ? mx_bank_forget_chain(view->bank, f->id)
+                                       : mx_bank_forget(view->bank, f->id)) == MX_OK;
     }
 }
 
@@ -171,17 +173,17 @@ static mx_err remove_files(const forgetting *f, mx_cold_counts *out, mx_errbuf *
     mx_hash256_hex(&f->e->root, folder);
     const char *dir = f->e->cfg.cold_dir;
     const mx_hash256 *key = f->e->cfg.cold_auth_key;
-    mx_err err = f->id != NULL
+    mx_err err = f->is_session
+                     ? mx_cold_remove_session(dir, key, folder, f->id, &names, LOCK_MS, out, eb)
+                 : f->id != NULL
                      ? mx_cold_remove_entry(dir, key, folder, f->id, &names, LOCK_MS, out, eb)
                      : mx_cold_remove_folder(dir, key, folder, LOCK_MS, out, eb);
     (void)mx_cold_sweep(cold, 1); /* what is gone must not count as stored */
     return err == MX_E_INVALID ? MX_E_NOT_FOUND : err; /* nothing was written there yet */
 }
 
-mx_err mx_engine_forget(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
-                        mx_forgotten *out, mx_errbuf *eb)
+static mx_err forget_in_order(forgetting f, uint64_t timeout_us, mx_forgotten *out, mx_errbuf *eb)
 {
-    forgetting f = {.e = e, .id = id};
     *out = (mx_forgotten){0};
     mx_err err = run(&f, timeout_us, eb);
     if (err == MX_OK) {
@@ -197,4 +199,16 @@ mx_err mx_engine_forget(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
     mx_free(f.states);
     mx_free(f.tokens);
     return err;
+}
+
+mx_err mx_engine_forget(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
+                        mx_forgotten *out, mx_errbuf *eb)
+{
+    return forget_in_order((forgetting){.e = e, .id = id}, timeout_us, out, eb);
+}
+
+mx_err mx_engine_forget_session(mx_engine *e, const mx_hash256 *id, uint64_t timeout_us,
+                                mx_forgotten *out, mx_errbuf *eb)
+{
+    return forget_in_order((forgetting){.e = e, .id = id, .is_session = true}, timeout_us, out, eb);
 }

@@ -70,6 +70,8 @@ struct mx_request {
     char *stop_bytes;
     uint32_t *marks;
     mx_turn *turns;
+    char session_name[MX_SESSION_NAME_MAX + 1]; /* "" = none, else */
+    mx_hash256 session;       /* its name in files */
     size_t n_prompt;
     size_t max_total;         /* prompt + answer tokens, at most */
 
@@ -229,6 +231,12 @@ void mx_miss_explain(const mx_engine *e, const mx_miss_case *m, const mx_miss_lo
                      mx_request_stats *out);
 /* The counters of one admitted prompt. */
 void mx_miss_count(mx_engine *e, const mx_request_stats *s);
+
+/* sched_pins.c */
+/* r has just been recorded in the bank: pins that point, when a bookmark says so. */
+void mx_pin_point(mx_engine *e, const mx_request *r, bool is_turn);
+/* Entries of sessions whose time is over leave the bank, too; true when there was one. */
+bool mx_pin_forget_expired(mx_engine *e);
 
 /* sched_query.c */
 bool mx_query_run_all(mx_engine *e); /* true when there was one */

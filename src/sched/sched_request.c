@@ -73,7 +73,12 @@ static mx_err copy_params(mx_request *r, const mx_request_params *p, mx_errbuf *
     r->params.n_turns = n_turns;
     r->params.marks = r->marks;
     r->params.n_marks = copy_marks(r, p);
+    r->params.session = (mx_str){0};
+    if (mx_session_name_ok(p->session)) {
+        memcpy(r->session_name, p->session.ptr, p->session.len);
+    }
     r->root = p->salt != NULL ? mx_model_root(r->engine->model, p->salt) : r->engine->root;
+    r->session = mx_session_id(&r->root, (mx_str){r->session_name, strlen(r->session_name)});
     return MX_OK;
 }
 

@@ -287,6 +287,7 @@ void mx_step_commit_turn(mx_engine *e, mx_request *r)
     if (mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_TURN, end_hidden(r), &eb) != MX_OK) {
         mx_log(MX_LOG_INFO, "bank: request=%s not kept: %s", r->params.id, eb.text);
     }
+    mx_pin_point(e, r, true);
     mx_ticket_store(e, r, MX_ENTRY_TURN, true);
 }
 
@@ -302,6 +303,7 @@ static void settle_prompt(mx_engine *e, mx_request *r)
     r->prefill_done_us = mx_now_us();
     if (mx_request_may_store(r)) {
         (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_PROMPT, end_hidden(r), NULL);
+        mx_pin_point(e, r, false);
         mx_ticket_store(e, r, MX_ENTRY_PROMPT, true);
     }
     if (r->params.is_idle) {

@@ -230,6 +230,36 @@ static void forgetting(void **state)
     close_bank(&f);
 }
 
+/* A session goes: its points on the way there, too, but for what is pinned, and not those behind it. */
+static void forgetting_a_chain(void **state)
+{
+    (void)state;
+    fixture f = open_bank(64);
+    int32_t a[300], b[300];
+    fill(a, 300, 300, 0);
+    fill(b, 300, 150, 3);
+    mx_hash256 early = store(&f, &root_a, a, 100), held = store(&f, &root_a, a, 130),
+               end = store(&f, &root_a, a, 290), behind = store(&f, &root_a, a, 300),
+               branch = store(&f, &root_a, b, 300);
+    assert_int_equal(mx_bank_pin(f.bank, &held, true, 64), MX_OK);
+    assert_int_equal(mx_bank_forget_chain(f.bank, &end), MX_OK);
+    mx_bank_check(f.bank);
+    assert_int_equal(mx_bank_pin(f.bank, &early, false, 0), MX_E_NOT_FOUND);
+    assert_int_equal(mx_bank_pin(f.bank, &end, false, 0), MX_E_NOT_FOUND);
+    assert_true(find(&f, &held).is_pinned);
+    assert_int_equal(common(&f, &root_a, a, 300), 300); /* behind is a point of its own */
+    assert_int_equal(mx_bank_forget_chain(f.bank, &behind), MX_OK);
+    mx_bank_check(f.bank);
+    assert_int_equal(common(&f, &root_a, a, 300), 192); /* the page in which `held` ends stays whole */
+    assert_int_equal(common(&f, &root_a, b, 300), 300);
+    assert_int_equal(mx_bank_forget_chain(f.bank, &behind), MX_E_NOT_FOUND);
+    assert_int_equal(mx_bank_pin(f.bank, &held, false, 0), MX_OK);
+    assert_int_equal(mx_bank_forget_chain(f.bank, &branch), MX_OK);
+    assert_int_equal(mx_bank_forget(f.bank, &held), MX_OK);
+    assert_int_equal(stats(&f).n_pages, 0);
+    close_bank(&f);
+}
+
 static void eviction_is_remembered(void **state)
 {
     (void)state;
@@ -254,6 +284,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_goes_on), cmocka_unit_test(names), cmocka_unit_test(pins),
         cmocka_unit_test(forgetting),   cmocka_unit_test(eviction_is_remembered),
+        cmocka_unit_test(forgetting_a_chain),   cmocka_unit_test(eviction_is_remembered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -443,7 +443,8 @@ def test_list_pin_delete(start):
     assert one["id"] == turn[0]["id"] and one["tokens"] == turn[0]["tokens"]
 
     # A pinned entry survives what evicts the others; unpinned it does not.
-    assert s.post(path + "/pin", None).json() == {"id": turn[0]["id"], "pinned": True}
+    assert s.post(path + "/pin", None).json() == {"id": turn[0]["id"], "pinned": True, "in_ram": True,
+                                                     "on_disk": True}
     assert s.get(path).json()["pinned"]
     for i in range(14):
         usage(s, conversation(71 + i))

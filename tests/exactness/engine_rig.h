@@ -137,6 +137,7 @@ typedef struct question {
     const uint32_t *marks;
     size_t n_marks;
     const mx_hash256 *salt;
+    const char *session;
     bool obey_eos;
     bool no_logprobs;
 } question;
@@ -217,6 +218,7 @@ MX_UNUSED static mx_err try_ask(rig *g, asking *a, const question *q, mx_errbuf 
         .marks = q->marks,
         .n_marks = q->n_marks,
         .salt = q->salt,
+        .session = q->session != NULL ? mx_str_of(q->session) : (mx_str){NULL, 0},
         .wake = on_wake,
         .wake_arg = a->waiter,
         .id = "test",

@@ -741,6 +741,125 @@ static void deleted_entry_is_not_stored_again(void **state)
     rig_close(&g);
 }
 
+/* ---- sessions --------------------------------------------------------------------------------- */
+
+typedef struct pins {
+    size_t n, n_tokens; /* pinned entries in RAM; where the last of them ends */
+} pins;
+
+static void add_pin(void *arg, const mx_bank_point *p)
+{
+    pins *l = arg;
+    if (p->is_entry && p->is_pinned) {
+        l->n++;
+        l->n_tokens = p->n_tokens;
+    }
+}
+
+static void list_pins(void *arg, const mx_engine_view *view)
+{
+    mx_bank_walk(view->bank, add_pin, arg);
+}
+
+static pins pins_of(rig *g)
+{
+    pins l = {0};
+    assert_int_equal(mx_engine_call(g->engine, list_pins, &l), MX_OK);
+    return l;
+}
+
+static bool set_pin(void *arg, mx_bookmark *b, bool is_there)
+{
+    assert_true(is_there && b->is_session);
+    b->is_pinned = true;
+    b->ttl_s = 0;
+    *(mx_bookmark *)arg = *b;
+    return true;
+}
+
+static mx_err change_session(rig *g, const char *name, mx_bookmark_fn *fn, void *arg)
+{
+    char hex[65];
+    mx_errbuf eb;
+    mx_hash256 root = mx_model_root(g->model, NULL), own = mx_session_id(&root, mx_str_of(name));
+    mx_hash256_hex(&root, hex);
+    return mx_cold_change_bookmark(g->cache_dir, NULL, hex, &own, fn, arg, &eb);
+}
+
+/* A pin that is on disk only, as after a restart, is in RAM, too, with the session's next turn, and moves with it:
+ * what is pinned is the newest point, not all of them. Another session has no part in it. */
+static void a_pinned_session_is_pinned_where_it_stands(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    prompt p;
+    make_prompt(&p, 81);
+    uint64_t us;
+    mx_bookmark b;
+    rig_start(&g);
+    p.q.session = "kept";
+    p.q.n_prompt = N_PROMPT / 2;
+    ask_both(&g, &p, "first", &us);
+    wait_written(&g);
+    assert_int_equal(change_session(&g, "kept", set_pin, &b), MX_OK);
+    assert_int_equal(b.n_tokens, N_PROMPT / 2 + 19);
+    rig_stop(&g);
+    rig_start(&g);
+    assert_true(mx_cold_sweep(mx_engine_cold(g.engine), 60 * 1000000));
+    assert_int_equal(pins_of(&g).n, 0);
+    for (size_t n = N_PROMPT - 20; n <= N_PROMPT; n += 20) {
+        p.q.n_prompt = n;
+        ask_both(&g, &p, "another turn", &us);
+        pins l = pins_of(&g);
+        assert_int_equal(l.n, 1);
+        assert_int_equal(l.n_tokens, n + 19); /* the last token sampled was not fed */
+    }
+    p.q.session = "another";
+    p.q.n_prompt = N_PROMPT - 50;
+    ask_both(&g, &p, "another session", &us);
+    assert_int_equal(pins_of(&g).n_tokens, N_PROMPT + 19);
+    wait_written(&g);
+    assert_int_equal(change_session(&g, "kept", set_pin, &b), MX_OK);
+    assert_int_equal(b.n_tokens, N_PROMPT + 19); /* the folder's has moved, too */
+    rig_close(&g);
+}
+
+static bool let_rest(void *arg, mx_bookmark *b, bool is_there)
+{
+    (void)arg;
+    b->ttl_s = 1;
+    return is_there;
+}
+
+/* Its time is over: it leaves RAM with the folder, also the points on the way to where it stands. */
+static void an_expired_session_leaves_ram(void **state)
+{
+    (void)state;
+    rig g;
+    open_rig(&g, 0);
+    g.cfg.cold_tuning.delete_age_s = -1;
+    prompt p;
+    make_prompt(&p, 82);
+    uint64_t us;
+    rig_start(&g);
+    p.q.session = "short";
+    ask_both(&g, &p, "first", &us);
+    wait_written(&g);
+    assert_true(entries_of(&g).n >= 2);
+    assert_int_equal(change_session(&g, "short", let_rest, NULL), MX_OK);
+    sleep(2);
+    assert_true(mx_cold_sweep(mx_engine_cold(g.engine), 60 * 1000000));
+    for (int i = 0; i < 100 && entries_of(&g).n > 0; i++) {
+        usleep(50000);
+    }
+    assert_int_equal(entries_of(&g).n, 0);
+    assert_int_equal(count_files(&g, ".session") + count_files(&g, ".bookmark"), 0);
+    mx_request_stats s = ask_both(&g, &p, "as if it had never been", &us);
+    assert_int_equal(s.cache_mode, MX_MODE_COLD);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -758,6 +877,8 @@ int main(void)
         cmocka_unit_test(entry_is_deleted_while_it_waits),
         cmocka_unit_test(all_is_deleted_while_it_waits),
         cmocka_unit_test(deleted_entry_is_not_stored_again),
+        cmocka_unit_test(a_pinned_session_is_pinned_where_it_stands),
+        cmocka_unit_test(an_expired_session_leaves_ram),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
