@@ -27,7 +27,7 @@ static const command commands[] = {
     {"start", "mtplx start [OPTIONS]", "serve a model on http://127.0.0.1:8000", mx_cli_start},
     {"bench", "mtplx bench roof|model FILE [OPTIONS]", "how fast this machine and a model on it are",
      mx_cli_bench},
-    {"cache", "mtplx cache ls|show|verify|gc|rm|export|import|explain [OPTIONS]",
+    {"cache", "mtplx cache ls|show|verify|gc|rm|sessions|... [OPTIONS]",
      "conversations kept on disk: look, check, remove", mx_cli_cache},
     {"inspect", "mtplx inspect FILE.gguf | --cpu",
      "what a model file holds and needs, or what this machine offers", mx_cli_inspect},

@@ -13,6 +13,7 @@
 #include "cli/cli_machine.h"
 #include "cli/cli_options.h"
 #include "cli/cli_post.h"
+#include "cli/cli_sessions.h"
 #include "cli/cli_start.h"
 #include "cli/cli_table.h"
 #include "cold/cold.h"
@@ -179,12 +180,18 @@ static int run_ls(const options *o, const char *operand)
     return 0;
 }
 
+enum { MIN_DIGITS = 6 };
+
+static bool is_entry_name(const char *prefix)
+{
+    size_t n = strlen(prefix);
+    return n >= MIN_DIGITS && n <= 64 && strspn(prefix, "0123456789abcdef") == n;
+}
+
 static mx_err check_name(options *o, const char *prefix, mx_errbuf *eb)
 {
-    enum { MIN_DIGITS = 6 };
     (void)o;
-    size_t n = prefix != NULL ? strlen(prefix) : MIN_DIGITS;
-    if (n < MIN_DIGITS || n > 64 || (prefix != NULL && strspn(prefix, "0123456789abcdef") != n)) {
+    if (prefix != NULL && !is_entry_name(prefix)) {
         return mx_fail(eb, MX_E_INVALID, "\"%.70s\" is not the name of an entry: %d to 64 digits of the "
                        "first column of `mtplx cache ls`", prefix, MIN_DIGITS);
     }
@@ -350,6 +357,70 @@ static int run_rm(const options *o, const char *operand)
     return 0;
 }
 
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+static int run_sessions(const options *o, const char *operand)
+{
+    (void)operand;
+    return mx_cli_sessions(o->dir, auth_key(o));
+}
+
+/* A session, else an entry. */
+static int set_pin(const options *o, const char *operand, bool on)
+{
+    int code;
+    mx_cold_entry e;
+    mx_errbuf eb = {{0}};
+    if (mx_cli_session_pin(o->dir, auth_key(o), operand, on, &code)) {
+        return code;
+    }
+    if (!is_entry_name(operand)) {
+        mx_fail(&eb, MX_E_NOT_FOUND, "there is no session %.256s in %s: `mtplx cache sessions` lists them",
+                operand, o->dir);
+        return failed(&eb);
+    }
+    return find(o, operand, &e, &eb) != MX_OK ? failed(&eb)
+                                              : mx_cli_entry_pin(o->dir, auth_key(o), &e, on);
+}
+
+static int run_pin(const options *o, const char *operand)
+{
+    return set_pin(o, operand, true);
+}
+
+static int run_unpin(const options *o, const char *operand)
+{
+    return set_pin(o, operand, false);
+}
+
+static mx_err check_fork(options *o, const char *operand, mx_errbuf *eb)
+{
+    (void)operand;
+    return mx_session_name_ok((mx_str){o->file, strlen(o->file)})
+               ? MX_OK
+               : mx_fail(eb, MX_E_INVALID, "the new name must be 1 to %d bytes of UTF-8 without control "
+                         "characters", MX_SESSION_NAME_MAX);
+}
+
+static int run_fork(const options *o, const char *operand)
+{
+    return mx_cli_session_fork(o->dir, auth_key(o), operand, o->file);
+}
+
+static mx_err check_ttl(options *o, const char *operand, mx_errbuf *eb)
+{
+    (void)operand;
+    return mx_parse_time(o->file, &o->ttl_s)
+               ? MX_OK
+               : mx_fail(eb, MX_E_INVALID, "\"%.64s\" is not a time with its unit, such as 12h or 30d, or 0 "
+                         "(never)", o->file);
+}
+
+static int run_ttl(const options *o, const char *operand)
+{
+    return mx_cli_session_ttl(o->dir, auth_key(o), operand, o->ttl_s);
+}
+
 /* ---- to another machine ---------------------------------------------------------------------- */
 
 static mx_cli_transfer transfer_of(const options *o)
@@ -402,6 +473,11 @@ static const action actions[] = {
      0, check_name, run_verify},
     {"gc", NULL, "bring the folder under its limit", 0, check_gc, run_gc},
     {"rm", "ID|--all", "remove an entry, or everything", 0, check_rm, run_rm},
+    {"sessions", NULL, "the sessions that clients have named, and what is pinned", 0, NULL, run_sessions},
+    {"pin", "SESSION|ID", "neither limit nor age deletes a session, or an entry", 1, NULL, run_pin},
+    {"unpin", "SESSION|ID", "they may again", 1, NULL, run_unpin},
+    {"fork", "SESSION NAME", "a second session that goes on from where this one stands", 2, check_fork, run_fork},
+    {"ttl", "SESSION TIME", "delete it when it was not used for so long; 0 = never", 2, check_ttl, run_ttl},
     {"export", "ID FILE", "write an entry into a new file, for another machine with the same model", 2,
      check_name, run_export},
     {"import", "FILE", "check such a file and take it in", 1, check_import, run_import},
@@ -454,8 +530,8 @@ int mx_cli_cache(int argc, char **argv)
         a = strcmp(actions[i].name, argv[0]) == 0 ? &actions[i] : a;
     }
     if (a == NULL) {
-        return wrong_usage("cache knows the actions ls, show, verify, gc, rm, export, import and "
-                           "explain");
+        return wrong_usage("cache knows the actions ls, show, verify, gc, rm, sessions, pin, unpin, fork, ttl, "
+                           "export, import and explain");
     }
     int n = 0; /* operands */
     while (n < (a->n_needed > 1 ? a->n_needed : 1) && argc > 1 + n && strncmp(argv[1 + n], "--", 2) != 0) {
@@ -468,6 +544,10 @@ int mx_cli_cache(int argc, char **argv)
         return wrong_usage(a->run == run_explain  ? "explain needs a file with the request's body"
                            : a->run == run_export ? "export needs an entry's name and a new file's"
                            : a->run == run_import ? "import needs the file"
+                           : a->run == run_fork   ? "fork needs a session and a new name"
+                           : a->run == run_ttl    ? "ttl needs a session and a time"
+                           : a->run == run_pin || a->run == run_unpin
+                               ? "this action needs a session, or an entry's name"
                                                   : "this action needs an entry's name");
     }
     int skip = 1 + n;

@@ -75,6 +75,14 @@ USAGE = [
     ("cache import {0}/none", "MTPLX_SSD_WRITE_BUDGET", {"MTPLX_SSD_WRITE_BUDGET": "x"}),
     ("cache export 0123456789", "new file", {}),
     ("cache export what {0}/out", "not the name", {}),
+    ("cache pin", "a session", {}),
+    ("cache unpin --ssd-session-cache-dir {0}/none", "a session", {}),
+    ("cache fork", "new name", {}),
+    ("cache fork one", "new name", {}),
+    ("cache fork one " + "x" * 257, "256 bytes", {}),
+    ("cache ttl one", "a time", {}),
+    ("cache ttl one 30 --ssd-session-cache-dir {0}/none", "unit", {}),
+    ("cache sessions more", "options only", {}),
     ("cache explain", "a file", {}),
     ("cache explain {0}/request.json --url x", "--url", {}),
     ("cache explain {0}/request.json --url https://x", "--url", {}),
@@ -113,6 +121,12 @@ FAILURES = [
     ("cache rm 0123456789", "no entry", {}),
     ("cache rm --all --ssd-session-cache-dir {0}/foreign", "session cache", {}),
     ("cache export 0123456789 {0}/out", "no entry", {}),
+    ("cache pin 0123456789", "no entry", {}),
+    ("cache pin talk", "no session", {}),
+    ("cache unpin talk", "no session", {}),
+    ("cache fork talk other", "no session", {}),
+    ("cache ttl talk 1d", "no session", {}),
+    ("cache sessions --ssd-session-cache-dir {0}/foreign", "session cache", {}),
     ("cache import {0}/none --model {0}/none", "--model", {}),
     ("cache explain {0}/none", "cannot open", {}),
     ("cache explain {0}/request.json --url http://127.0.0.1:1", "is it running", {}),
@@ -141,7 +155,7 @@ def test_a_failure_is_1(place, line, word, env):
 
 def test_the_rest_is_0(place):
     for args in (("--version",), ("--help",), ("help",), ("help", "cache"), ("start", "--help"),
-                 ("inspect", "--cpu"), ("cache", "ls"), ("cache", "verify"), ("cache", "gc"), ("cache", "rm", "--all"),
+                 ("inspect", "--cpu"), ("cache", "ls"), ("cache", "verify"), ("cache", "sessions"), ("cache", "gc"), ("cache", "rm", "--all"),
                  ("cache", "ls", "--cache-key-file", str(place / "good.key"))):
         done = run_mtplx(*args, home=place / "home")
         assert done.returncode == 0 and done.stderr == "", done

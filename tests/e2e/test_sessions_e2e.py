@@ -217,3 +217,47 @@ def test_names_are_each_keys_own(start):
     got = s.get(SESSIONS + "/mine", headers={**root, "x-api-key": "key-one"}).json()
     assert got["id"] in {x["id"] for x in both}
     assert s.get(SESSIONS, headers={"Authorization": "Bearer key-one"}).status_code == 403
+
+
+def test_the_command_line(start):
+    s = start(*EXACT)
+    say(s, opening(10), "Go on.", prompt_cache_key="talk")
+    say(s, opening(11), "Go on.", prompt_cache_key="rest")
+    s.wait_durable()
+    s.wait_for("the names", lambda i: len(sessions(s)) == 2)
+    entry = sessions(s)["rest"]["entry"]
+
+    def cache(*args, code=0):
+        done = run_mtplx("cache", *args, home=s.home)
+        assert done.returncode == code, (args, done)
+        return done.stdout + done.stderr
+
+    # Beside a running server, which lists it at once.
+    assert "which both share" in cache("fork", "talk", "a second one")
+    assert "already" in cache("fork", "talk", "rest", code=1)
+    assert "12h" in cache("ttl", "a second one", "12h")
+    assert "neither" in cache("pin", "talk") and "neither" in cache("pin", entry[:10])
+    now = sessions(s)
+    assert now["a second one"]["ttl_s"] == 12 * 3600 and now["talk"]["pinned"] and not now["rest"]["pinned"]
+    assert {e["id"] for e in s.get("/admin/cache").json()["data"] if e["pinned"]} == {now["talk"]["entry"], entry}
+    rows = cache("sessions").splitlines()
+    assert rows[-1].startswith("4 sessions and pins") and sum("(a pinned entry)" in r for r in rows) == 1
+    assert ", 0 damaged" in cache("verify")
+    assert s.stop() == 0
+    assert "any more" in cache("unpin", entry[:10]) and "not pinned" in cache("unpin", entry[:10], code=1)
+    assert "any more" in cache("unpin", now["talk"]["id"][:12])
+    assert not any(" yes " in r for r in cache("sessions").splitlines())
+
+    # A bookmark that is damaged is named, and goes where damaged files go; nothing else does.
+    mark = next(p for p in files(s, ".bookmark") if p.stem == now["rest"]["id"])
+    data = bytearray(mark.read_bytes())
+    data[300] ^= 1
+    mark.write_bytes(data)
+    assert mark.name in cache("verify", code=1)
+    assert "3 sessions" not in cache("sessions") and "2 sessions" in cache("sessions")
+    assert "1 moved to quarantine" in cache("verify", "--quarantine") and ", 0 damaged" in cache("verify")
+    # rm of an entry takes the sessions that stand there with it.
+    cache("rm", now["talk"]["entry"][:16])
+    assert cache("sessions").splitlines()[-1].startswith("0 sessions")
+    cache("rm", "--all")
+    assert not (s.home / ".mtplx/session_cache").exists() or not files(s, "")
