@@ -18,8 +18,8 @@ mx_tool_form mx_tool_form_of(mx_str t)
     if (has(t, "<｜tool▁calls▁begin｜>")) {
         return MX_TOOL_DEEPSEEK;
     }
-    if (has(t, "<function=")) { /* without parameters: JSON, as Functionary has it */
-        return has(t, "<parameter=") ? MX_TOOL_XML : MX_TOOL_TEXT;
+    if (has(t, "<function=")) {
+        return MX_TOOL_XML;
     }
     if (has(t, "<tool_call>")) { /* keys and values in tags: GLM */
         return has(t, "<arg_key>") ? MX_TOOL_TEXT : MX_TOOL_HERMES;

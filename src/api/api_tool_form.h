@@ -16,7 +16,7 @@ typedef enum mx_tool_form {
      * for templates that know no calls: where a client explains them, models take this one. */
     MX_TOOL_HERMES,
     /* <tool_call><function=f><parameter=k>v</parameter></function></tool_call>: Qwen3-Coder,
-     * Qwen3.5; with <seed:tool_call>: Seed-OSS */
+     * Qwen3.5; with <seed:tool_call>: Seed-OSS; <function=f>{...}</function>: Functionary */
     MX_TOOL_XML,
     /* {"name": "f", "parameters": {...}}, maybe behind <|python_tag|>: Llama 3 */
     MX_TOOL_LLAMA,

@@ -171,10 +171,42 @@ static bool add_object(reader *r, struct json_object *o)
     return true;
 }
 
+/* Models that write code into an argument break its lines as they are, which JSON does not allow:
+ * the same text with such characters escaped. */
+static void escape_controls(mx_buf *out, mx_str json)
+{
+    bool in_string = false;
+    for (size_t i = 0; i < json.len; i++) {
+        char c = json.ptr[i];
+        if (in_string && (unsigned char)c < 0x20) {
+            mx_buf_printf(out, "\\u%04x", (unsigned)c);
+            continue;
+        }
+        mx_buf_char(out, c);
+        if (in_string && c == '\\' && i + 1 < json.len) {
+            mx_buf_char(out, json.ptr[++i]);
+        } else if (c == '"') {
+            in_string = !in_string;
+        }
+    }
+}
+
+static bool parse_call(struct json_object **out, mx_str json)
+{
+    if (mx_json_parse(out, json, NULL) == MX_OK) {
+        return true;
+    }
+    mx_buf escaped = {0};
+    escape_controls(&escaped, json);
+    bool ok = !escaped.failed && mx_json_parse(out, mx_buf_view(&escaped), NULL) == MX_OK;
+    mx_buf_free(&escaped);
+    return ok;
+}
+
 static bool add_text(reader *r, mx_str json)
 {
     struct json_object *o;
-    if (mx_json_parse(&o, json, NULL) != MX_OK) {
+    if (!parse_call(&o, json)) {
         return false;
     }
     bool ok = add_object(r, o);
@@ -229,7 +261,7 @@ static bool read_hermes(reader *r)
     return true;
 }
 
-/* ---- <function=f><parameter=k>v</parameter></function> --------------------------------------- */
+/* ---- <function=f><parameter=k>v</parameter></function>, <function=f>{...}</function> ---------- */
 
 /* Of the line breaks around it one each belongs to the mark. */
 static mx_str value_of(mx_str s)
@@ -266,18 +298,14 @@ static bool take_value(reader *r, mx_str *out)
     }
 }
 
-static bool read_function(reader *r)
+static bool read_parameters(reader *r, mx_str name)
 {
-    mx_str name, key, value;
-    if (!take(r, "<function=") || !take_until(r, ">", &name) || !is_name(name)) {
-        return false;
-    }
     struct json_object *function = mx_tool_find(r->tools, name);
+    mx_str key, value;
     mx_buf b = {0};
     bool ok = true;
-    size_t n = 0;
     mx_buf_str(&b, "{");
-    for (skip_blanks(r); ok && take(r, "<parameter="); n++) {
+    for (size_t n = 0; ok && take(r, "<parameter="); n++) {
         ok = take_until(r, ">", &key) && is_name(key) && take_value(r, &value);
         if (ok) {
             mx_buf_str(&b, n > 0 ? "," : "");
@@ -290,6 +318,20 @@ static bool read_function(reader *r)
     ok = ok && !b.failed && take_end(r, "</function>") &&
          add_named(r, name, MX_STR(""), mx_buf_view(&b));
     mx_buf_free(&b);
+    return ok;
+}
+
+static bool read_function(reader *r)
+{
+    mx_str name, json;
+    if (!take(r, "<function=") || !take_until(r, ">", &name) || !is_name(name)) {
+        return false;
+    }
+    skip_blanks(r);
+    bool is_json = r->rest.len > 0 && *r->rest.ptr == '{';
+    bool ok = is_json ? take_json(r, &json) && take_end(r, "</function>") &&
+                            add_named(r, name, MX_STR(""), json)
+                      : read_parameters(r, name);
     skip_blanks(r);
     return ok;
 }
@@ -347,7 +389,7 @@ static bool read_array(reader *r)
 {
     mx_str json;
     struct json_object *list;
-    if (!take_json(r, &json) || mx_json_parse(&list, json, NULL) != MX_OK) {
+    if (!take_json(r, &json) || !parse_call(&list, json)) {
         return false;
     }
     size_t n = json_object_is_type(list, json_type_array) ? json_object_array_length(list) : 0;

@@ -37,6 +37,8 @@ static const family families[] = {
     {"ByteDance-Seed-OSS", false,
      {{"<seed:tool_call>", true}, {"\n<function=get_weather>\n<parameter=town>Oslo</parameter>\n"
       "<parameter=days>3</parameter>\n</function>\n", false}, {"</seed:tool_call>", true}}},
+    {"meetkai-functionary-medium-v3.1", false,
+     {{"<function=get_weather>" ARGUMENTS "</function>", false}}},
     {"meta-llama-Llama-3.1-8B-Instruct", false, {{LLAMA_CALL, false}}},
     {"meta-llama-Llama-3.2-3B-Instruct", false, {{"<|python_tag|>", true}, {LLAMA_CALL, false}}},
     {"mistralai-Mistral-Nemo-Instruct-2407", false,
@@ -275,8 +277,9 @@ static void calls_are_streamed(void **state)
         post(&s, "/v1/messages", 0, body, &r);
         if (strstr(r.body.ptr, "\"stop_reason\":\"tool_use\"") == NULL ||
             strstr(r.body.ptr, "\"name\":\"get_weather\"") == NULL ||
-            strstr(r.body.ptr, "tool_call>") != NULL || strstr(r.body.ptr, "TOOL_CALLS") != NULL ||
-            strstr(r.body.ptr, "python") != NULL || strstr(r.body.ptr, "▁") != NULL)
+            strstr(r.body.ptr, "tool_call>") != NULL || strstr(r.body.ptr, "<function") != NULL ||
+            strstr(r.body.ptr, "TOOL_CALLS") != NULL || strstr(r.body.ptr, "python") != NULL ||
+            strstr(r.body.ptr, "▁") != NULL)
         {
             fail_msg("%s: %s", f->template_name, r.body.ptr);
         }

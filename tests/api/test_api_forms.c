@@ -41,7 +41,7 @@ static void forms_of_published_templates(void **state)
         {"deepseek-ai-DeepSeek-V3.1", MX_TOOL_DEEPSEEK},
         {"google-gemma-4-31B-it", MX_TOOL_TEXT},
         {"ibm-granite-granite-3.3-2B-Instruct", MX_TOOL_TEXT},
-        {"meetkai-functionary-medium-v3.1", MX_TOOL_TEXT},
+        {"meetkai-functionary-medium-v3.1", MX_TOOL_XML},
         {"meta-llama-Llama-3.1-8B-Instruct", MX_TOOL_LLAMA},
         {"meta-llama-Llama-3.2-3B-Instruct", MX_TOOL_LLAMA},
         {"mistralai-Mistral-Nemo-Instruct-2407", MX_TOOL_MISTRAL},
@@ -135,6 +135,10 @@ static const form_case cases[] = {
      "<think>\nI could say <tool_call>.\n</think>|g{}"},
     {MX_TOOL_HERMES, "<think>\nFirst " G_0 ", then " G_0 "\n</think>\nDone.", NULL},
     {MX_TOOL_TEXT, G_0, NULL},
+    /* Lines that were broken as they are, in a string and outside. */
+    {MX_TOOL_HERMES, "<tool_call>\n{\"name\": \"f\",\n\"arguments\": {\"s\": \"a\n\tb\\n\\\"c\"}}\n</tool_call>",
+     "|f{\"s\":\"a\\n\\tb\\n\\\"c\"}"},
+    {MX_TOOL_HERMES, "<tool_call>{\"name\":\"f\",\"arguments\":{\"s\":\"a\\\n\"}}</tool_call>", NULL},
     /* XML */
     {MX_TOOL_XML, XML("f", PARAM("s", "a")), "|f{\"s\":\"a\"}"},
     {MX_TOOL_XML, "Now.\n\n" XML("f", PARAM("s", "a") PARAM("i", "5")) "\n" XML("g", ""),
@@ -171,6 +175,11 @@ static const form_case cases[] = {
     {MX_TOOL_XML, "<tool_call>\n<function=a b>\n</function>\n</tool_call>", NULL},
     {MX_TOOL_XML, XML("f", "") " so.", NULL},
     {MX_TOOL_XML, HERMES(F_1), NULL},
+    {MX_TOOL_XML, "I look.<function=f>{\"s\": \"</function>\"}</function><function=g>{}</function>",
+     "I look.|f{\"s\":\"</function>\"}|g{}"},
+    {MX_TOOL_XML, "<function=h>{}</function>", NULL},
+    {MX_TOOL_XML, "<function=f>{\"s\": 1</function>", NULL},
+    {MX_TOOL_XML, "<function=f>[1]</function>", NULL},
     {MX_TOOL_XML, "I would write <function=f> here.", NULL},
     /* Llama */
     {MX_TOOL_LLAMA, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", "|f{\"a\":1}"},
