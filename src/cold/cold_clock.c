@@ -27,7 +27,6 @@ enum {
     SLACK_S = 60,
     BELIEVE_S = 86400,        /* a clock that is ahead */
     SETTLE_S = 7 * 86400,     /* stamps that are in the future */
-    PLAUSIBLE_S = 1577836800, /* 2020-01-01: no file of ours is older */
     NOTE_BYTES = 64,
 };
 
@@ -68,7 +67,7 @@ void mx_cold_follow_clock(mx_cold *c)
     } else if (c->ahead_since_s == 0) {
         c->ahead_since_s = boot > 0 ? boot : 1;
     }
-    bool is_believed = is_ahead && (boot + offset < PLAUSIBLE_S || boot - c->ahead_since_s >= BELIEVE_S);
+    bool is_believed = is_ahead && (boot + offset < MX_SWEPT_PLAUSIBLE_S || boot - c->ahead_since_s >= BELIEVE_S);
     if (is_believed) {
         mx_log(MX_LOG_INFO, "cold: the system's clock has gone forward: ages of files count by it from now "
                "on seconds=%" PRId64, ahead);
@@ -89,7 +88,7 @@ static bool is_in_future(const mx_sweep *s, const mx_swept_file *e)
 static bool is_impossible(const mx_sweep *s, const mx_swept_file *e)
 {
     (void)s;
-    return !e->is_gone && e->mtime_ns / 1000000000 < PLAUSIBLE_S;
+    return !e->is_gone && e->mtime_ns / 1000000000 < MX_SWEPT_PLAUSIBLE_S;
 }
 
 typedef bool is_wrong_fn(const mx_sweep *s, const mx_swept_file *e);
@@ -158,7 +157,7 @@ static void use_all_now(mx_sweep *s, is_wrong_fn *is_wrong)
 void mx_sweep_settle_times(mx_sweep *s, int lock)
 {
     int64_t since = read_note(lock);
-    bool is_plausible = s->now_s >= PLAUSIBLE_S;
+    bool is_plausible = s->now_s >= MX_SWEPT_PLAUSIBLE_S;
     if (is_plausible) {
         use_all_now(s, is_impossible);
     }

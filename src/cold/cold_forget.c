@@ -290,7 +290,8 @@ typedef struct expiring {
 static bool is_expired(const expiring *x, const mx_bookmark *b)
 {
     int64_t age = x->now_s > b->used_s ? x->now_s - b->used_s : 0;
-    return b->is_session && !b->is_pinned && b->ttl_s > 0 && age >= x->min_age_s
+    bool is_known = b->used_s >= MX_SWEPT_PLAUSIBLE_S; /* else the sweep stamps it anew */
+    return b->is_session && !b->is_pinned && b->ttl_s > 0 && is_known && age >= x->min_age_s
            && (uint64_t)age >= b->ttl_s;
 }
 

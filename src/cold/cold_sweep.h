@@ -100,6 +100,9 @@ MX_INLINE bool mx_swept_is_stored(const mx_swept_file *e)
     return e->kind == MX_SWEPT_PAGE || e->kind == MX_SWEPT_STATE || e->kind == MX_SWEPT_SESSION;
 }
 
+/* 2020-01-01: a file of ours that looks older was stamped by a clock that was wrong. */
+#define MX_SWEPT_PLAUSIBLE_S ((int64_t)1577836800)
+
 MX_INLINE int64_t mx_sweep_age_s(const mx_sweep *s, int64_t mtime_s)
 {
     return mtime_s > s->now_s ? 0 : s->now_s - mtime_s;

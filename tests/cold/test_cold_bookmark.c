@@ -380,6 +380,28 @@ static void test_damaged_bookmarks(void **arg)
     assert_string_equal(eb.text, "");
 }
 
+/* A session that was used while the clock was not set yet (1970) has not expired when it is. */
+static void test_session_of_1970_has_not_expired(void **arg)
+{
+    state *s = *arg;
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 200);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    mx_cold_close(c);
+    mark(s, (wish){.t = &s->talk, .name = "early", .ttl_s = 9 * DAY_S});
+    int64_t age = time(NULL) - 100;
+    help_each_file(s->root_dir, ".bookmark", help_age, &age);
+    c = help_open_settled(&s->cfg);
+    assert_true(mx_cold_sweep(c, 20000000));
+    assert_int_equal(help_count(s->root_dir, ".bookmark"), 1);
+    assert_int_equal(help_read_talk(c, &s->talk, 200), 200);
+    age = 10 * DAY_S;
+    help_each_file(s->root_dir, ".bookmark", help_age, &age);
+    assert_true(mx_cold_sweep(c, 20000000));
+    assert_int_equal(help_count(s->root_dir, ".bookmark"), 0);
+    mx_cold_close(c);
+}
+
 int main(void)
 {
     mx_log_set_level(MX_LOG_ERROR);
@@ -397,6 +419,7 @@ int main(void)
         T(test_time_to_live),
         T(test_pins_are_known_after_a_start),
         T(test_damaged_bookmarks),
+        T(test_session_of_1970_has_not_expired),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
