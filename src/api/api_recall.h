@@ -53,7 +53,8 @@ void mx_recall_destroy(mx_recall *m); /* NULL is allowed */
 bool mx_recall_name(const mx_recall_text *t, size_t n_prompt, mx_turn *out) MX_MUST_CHECK;
 
 /* Remembers the ids of a prompt and its answer, which is the last of the turns (at least one);
- * where they begin with what is remembered of the same prompt, they replace it. Copies. */
+ * where they begin with what is remembered of the same prompt, they replace it. Where they are the
+ * same ids, the answer is known by the nonces it had before, too (by the last seven). Copies. */
 void mx_recall_store(mx_recall *m, const mx_hash256 *scope, const mx_turns *turns,
                      const int32_t *ids, size_t n_ids);
 

@@ -487,6 +487,62 @@ static void answers_count_as_far_as_they_agree(void **state)
 }
 
 /* Of turns that are known by name only: those that begin the text, longest first. */
+/* Stores `ids` behind "p" as the answer that has this number for its nonce. */
+static void put_named(mx_recall *m, uint32_t nonce, const int32_t *ids, size_t n)
+{
+    mx_recall_text p = text_of("p");
+    mx_turn turn;
+    assert_true(mx_recall_name(&p, 1, &turn));
+    mx_put_le32(turn.nonce, nonce);
+    mx_recall_store(m, &scope_one, &(mx_turns){&turn, 1, 1}, ids, n);
+    assert_true(mx_recall_check(m));
+}
+
+static bool says(mx_recall *m, const mx_tokenizer *tok, uint32_t number, const char *text)
+{
+    uint8_t nonce[MX_TURN_NONCE] = {0};
+    mx_put_le32(nonce, number);
+    mx_buf out = {0};
+    bool ok = mx_recall_said(m, tok, &scope_one, nonce, &out) && out.len == strlen(text) &&
+              memcmp(out.ptr, text, out.len) == 0;
+    mx_buf_free(&out);
+    return ok;
+}
+
+/* A request that is retried, or that several clients send at once, has the same answer more than
+ * once. The calls in it were given out under another id each time, and any of them may come back. */
+static void repeated_answer_keeps_its_names(void **state)
+{
+    (void)state;
+    mx_tokenizer *tok = letters();
+    mx_recall *m = create(0, 0, 0);
+    const int32_t ids[] = {7, A, B, AB};
+    put_named(m, 1, ids, 4);
+    put_named(m, 2, ids, 4);
+    put_named(m, 3, ids, 4);
+    put_named(m, 1, ids, 4); /* read from the folder again */
+    mx_recall_stats s;
+    mx_recall_get_stats(m, &s);
+    assert_int_equal(s.n_entries, 1);
+    for (uint32_t i = 1; i <= 3; i++) {
+        assert_true(says(m, tok, i, "abab"));
+    }
+    assert_false(says(m, tok, 4, "abab"));
+    /* What goes on where that one ended is another answer. */
+    put_named(m, 4, (const int32_t[]){7, A, B, AB, A}, 5);
+    assert_true(says(m, tok, 4, "ababa"));
+    assert_false(says(m, tok, 3, "ababa"));
+    /* However often: the latest are known. */
+    for (uint32_t i = 10; i < 40; i++) {
+        put_named(m, i, (const int32_t[]){7, B}, 2);
+    }
+    assert_true(says(m, tok, 39, "b"));
+    assert_true(says(m, tok, 32, "b"));
+    assert_false(says(m, tok, 31, "b"));
+    mx_recall_destroy(m);
+    mx_tokenizer_destroy(tok);
+}
+
 static void far_turns_are_matched(void **state)
 {
     (void)state;
@@ -561,6 +617,7 @@ int main(void)
         cmocka_unit_test(threads_share_it),
         cmocka_unit_test(only_what_was_seen_is_kept),
         cmocka_unit_test(answers_count_as_far_as_they_agree),
+        cmocka_unit_test(repeated_answer_keeps_its_names),
         cmocka_unit_test(far_turns_are_matched),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
