@@ -535,6 +535,8 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
     MX_TRY(sync_pages(c, job, eb));
     if (!job->is_imported || !has_own_manifest(c, &m)) {
         MX_TRY(put_manifest(c, &m, eb));
+    } else if (c->writer_folder.ops->fsync(c->writer_folder.sessions_fd) != 0) { /* whoever wrote it */
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
     }
     MX_TRY(mx_cold_learn_manifest(c, &m));
     if (count_missing(c, job) > 0) {

@@ -410,18 +410,56 @@ static void test_default_limit_waits_for_free_space(void **arg)
     mx_cold_close(c);
 }
 
-static int fail_in_quarantine(int fd)
+static int fsync_but_of(const char *name, int fd)
 {
     char link[64], path[400];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
     path[n > 0 ? n : 0] = '\0';
     const char *last = strrchr(path, '/');
-    if (last != NULL && strcmp(last, "/quarantine") == 0) {
+    if (last != NULL && strcmp(last, name) == 0) {
         errno = EIO;
         return -1;
     }
     return mx_cold_real_fileops.fsync(fd);
+}
+
+static int fail_in_quarantine(int fd)
+{
+    return fsync_but_of("/quarantine", fd);
+}
+
+static int fail_in_sessions(int fd)
+{
+    return fsync_but_of("/sessions", fd);
+}
+
+/* An import leaves the manifest that is there; another process may have written it just now, so it is synced
+ * before it is called durable. */
+static void test_manifest_of_another_is_synced(void **arg)
+{
+    state *s = *arg;
+    mx_cold_fileops told = mx_cold_real_fileops;
+    for (int is_failing = 0; is_failing < 2; is_failing++) {
+        mx_cold *c = help_open(&s->cfg);
+        assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+        mx_cold_close(c);
+        told.fsync = is_failing ? fail_in_sessions : mx_cold_real_fileops.fsync;
+        mx_cold_config cfg = s->cfg;
+        cfg.tuning.fileops = &told;
+        c = help_open(&cfg);
+        mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION,
+                           .root = s->root,
+                           .parent_id = s->root,
+                           .page_ids = s->talk.ids,
+                           .n_pages = s->talk.n_ids,
+                           .n_session_tokens = s->talk.n,
+                           .entry_kind = 1,
+                           .session_id = s->talk.ids[0],
+                           .is_imported = true};
+        assert_int_equal(help_run(c, &job), is_failing ? MX_E_IO : MX_OK);
+        mx_cold_close(c);
+    }
 }
 
 /* A damaged page goes to quarantine, where the sync fails, and there is no room for the new one: that says nothing
@@ -619,6 +657,7 @@ int main(void)
         T(test_default_limit_waits_for_free_space),
         T(test_default_limit_counts_what_is_there),
         T(test_unsynced_reason_does_not_taint_the_page),
+        T(test_manifest_of_another_is_synced),
         T(test_read_only_folder_still_gives_pages),
         T(test_each_allocation_fails),
         T(test_hanging_folder_blocks_nobody),
