@@ -132,6 +132,39 @@ static void test_damaged_full_page(void **arg)
     damage_page(*arg, 2);
 }
 
+/* Two damaged pages, one behind the other, which two lanes may meet at the same time: whoever is later,
+ * reading ends at the first of them. */
+static void test_two_damaged_pages(void **arg)
+{
+    enum { N_PAGES = 60, ROUNDS = 300 };
+    static uint8_t good[2][FILE_CAP];
+    state *s = *arg;
+    talk_make(&s->talk, &s->root, 8, 0, N_PAGES * MX_PAGE_TOKENS);
+    assert_int_equal(help_write_talk(s->c, &s->talk), MX_OK);
+    for (size_t round = 0; round < ROUNDS; round++) {
+        const size_t first = 20 + (size_t)(help_random(&s->random) % 38);
+        char path[2][700];
+        size_t n[2];
+        for (size_t i = 0; i < 2; i++) {
+            page_path(s, first + i, path[i]);
+            n[i] = help_slurp(path[i], good[i], sizeof good[i]);
+            good[i][n[i] - 1] ^= 1;
+            help_spill(path[i], good[i], n[i]);
+            good[i][n[i] - 1] ^= 1;
+        }
+        size_t got = help_read_talk(s->c, &s->talk, s->talk.n);
+        if (got != first * MX_PAGE_TOKENS) {
+            fail_msg("round %zu (seed 20261129): expected %zu tokens, got %zu", round,
+                     first * MX_PAGE_TOKENS, got);
+        }
+        check_quarantined(s, &s->talk.ids[first], ".page", "two pages", first);
+        for (size_t i = 0; i < 2; i++) {
+            help_spill(path[i], good[i], n[i]);
+        }
+    }
+    assert_int_equal(help_read_talk(s->c, &s->talk, s->talk.n), s->talk.n);
+}
+
 static void test_damaged_partial_page(void **arg)
 {
     damage_page(*arg, 4);
@@ -365,6 +398,7 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(test_damaged_full_page),
+        T(test_two_damaged_pages),
         T(test_damaged_partial_page),
         T(test_damaged_manifest),
         T(test_foreign_version_is_left_alone),
