@@ -169,11 +169,11 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
         return; /* a resumed run: its prompt was accounted for when it first started */
     }
     r->was_admitted = true;
+    r->restored_us = mx_now_us();
     mx_stop_learn(e, r);
     if (r->params.is_idle) {
         return;
     }
-    uint64_t now = mx_now_us();
     size_t n_whole = r->seq.n_tokens / MX_PAGE_TOKENS;
     mx_miss_case m = {
         .root = r->root,
@@ -194,7 +194,7 @@ static void activate(mx_engine *e, mx_request *r, size_t n_ssd, mx_restore_kind 
                     : s->n_ram > 0     ? MX_MODE_WARM_PREFIX
                                        : MX_MODE_COLD;
     s->queue_us = r->admit_us - r->submit_us;
-    s->restore_us = now - r->admit_us;
+    s->restore_us = r->restored_us - r->admit_us;
     mx_miss_explain(e, &m, &r->look, s);
     mx_miss_count(e, s);
     s->is_approximate = r->is_approximate;

@@ -106,6 +106,7 @@ struct mx_request {
     mx_bank_match match;            /* what RAM offered */
     mx_miss_look look;
     uint64_t submit_us, admit_us, prefill_done_us, paused_since_us;
+    uint64_t restored_us;     /* when the first restore ended; it may be admitted again later */
 
     /* Shared, under mu. */
     pthread_mutex_t mu;

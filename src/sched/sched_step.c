@@ -312,7 +312,7 @@ static void settle_prompt(mx_engine *e, mx_request *r)
     }
     pthread_mutex_lock(&r->mu);
     r->stats.has_started = true;
-    r->stats.prefill_us = r->prefill_done_us - r->admit_us - r->stats.restore_us;
+    r->stats.prefill_us = r->prefill_done_us - r->restored_us;
     e->live.prefill_us += r->stats.prefill_us;
     pthread_mutex_unlock(&r->mu);
 }

@@ -6,6 +6,7 @@
  */
 #include "../exactness/engine_rig.h"
 #include "hybrid_model.h"
+#include "sched/sched_internal.h"
 
 #include "cold/cold_files.h"
 #include "cold/cold_format.h"
@@ -25,6 +26,7 @@ static pthread_mutex_t tap = PTHREAD_MUTEX_INITIALIZER; /* held = calls hang */
 static atomic_bool is_read_tapped, is_sync_tapped;
 static atomic_int n_failing_reads; /* so many reads of payloads fail with EIO */
 static atomic_int n_held; /* calls that hang */
+static atomic_uint slow_read_us; /* each read of a payload takes so much longer */
 static atomic_long n_syncs, n_writes, n_touches;
 
 static void pass_tap(const atomic_bool *is_tapped)
@@ -41,6 +43,7 @@ static ssize_t tap_preadv(int fd, const struct iovec *iov, int n, long at)
 {
     if (n == 2) { /* with a payload, so not of a manifest or a head */
         pass_tap(&is_read_tapped);
+        usleep(atomic_load(&slow_read_us));
         int left = atomic_load(&n_failing_reads);
         while (left > 0 && !atomic_compare_exchange_weak(&n_failing_reads, &left, left - 1)) {
         }
@@ -76,7 +79,7 @@ static mx_cold_fileops ops;
 static void open_rig(rig *g, size_t budget_pages)
 {
     mx_tiny_spec spec = mx_tiny_default();
-    spec.n_ctx = 512;
+    spec.n_ctx = 2048;
     spec.is_tied = false;
     rig_open(g, &spec, 1, budget_pages);
     ops = mx_cold_real_fileops;
@@ -87,6 +90,7 @@ static void open_rig(rig *g, size_t budget_pages)
     atomic_store(&is_read_tapped, false);
     atomic_store(&is_sync_tapped, false);
     atomic_store(&n_failing_reads, 0);
+    atomic_store(&slow_read_us, 0);
     g->cfg.cold_mode = MX_COLD_ON;
     g->cfg.cold_tuning = (mx_cold_tuning){.fileops = &ops, .min_free_bytes = -1,
                                           .stop_us = 300000, .retry_us = 1};
@@ -180,6 +184,94 @@ static void reads_that_hang_cost_one_wait(void **state)
     assert_int_equal(e.kv_pages_used, 0);
     s = ask_both(&g, &p[2], "well again", &us);
     assert_int_equal(s.cache_mode, MX_MODE_SSD);
+    rig_close(&g);
+}
+
+typedef struct thief {
+    const mx_request *r;
+    mx_page *pages[64]; /* [n] */
+    size_t n;
+} thief;
+
+/* While r is being read from the folder. */
+static void take_all_pages(void *arg, const mx_engine_view *view)
+{
+    thief *t = arg;
+    mx_page *page;
+    while (t->r->state == MX_RUN_READING && t->n < MX_COUNT(t->pages) &&
+           (page = mx_page_alloc(view->pool)) != NULL)
+    {
+        t->pages[t->n++] = page;
+    }
+}
+
+static void give_pages_back(void *arg, const mx_engine_view *view)
+{
+    thief *t = arg;
+    while (t->n > 0) {
+        mx_page_unref(view->pool, t->pages[--t->n]);
+    }
+}
+
+/* A prompt is restored slowly, and has to give way before the rest of it is computed. When it comes
+ * back, that takes less time than the restore did: no reason for a time below zero. */
+static void times_of_a_prompt_that_gave_way(void **state)
+{
+    (void)state;
+    enum { N_LONG = 900, N_MOST = 1200 };
+    rig g;
+    open_rig(&g, 40);
+    prompt p;
+    int32_t long_prompt[N_LONG], short_prompt[10];
+    uint64_t us;
+    make_prompt(&p, 61);
+    rig_start(&g);
+    ask_both(&g, &p, "stored", &us);
+    rig_stop(&g);
+    random_prompt(long_prompt, N_LONG, 62);
+    random_prompt(short_prompt, 10, 63);
+    memcpy(long_prompt, p.tokens, sizeof p.tokens);
+    rig_start(&g);
+    atomic_store(&slow_read_us, 700000);
+    asking older, younger;
+    answer got;
+    question q = {.prompt = short_prompt, .n_prompt = 10, .max_tokens = N_MOST, .seed = 1};
+    ask(&g, &older, &q); /* stands still soon, as nobody reads it */
+    q = (question){.prompt = long_prompt, .n_prompt = N_LONG, .max_tokens = 1, .seed = 2};
+    ask(&g, &younger, &q);
+    thief t = {.r = younger.request};
+    const uint64_t until = mx_now_us() + 60 * 1000000ull;
+    while (t.n == 0) {
+        assert_true(mx_now_us() < until);
+        assert_int_equal(mx_engine_call(g.engine, take_all_pages, &t), MX_OK);
+    }
+    mx_output o = {0};
+    answer old = {0};
+    mx_engine_stats e = {0};
+    /* The older one is read, goes on, and needs a page of the younger's. */
+    while (old.finish == MX_FINISH_NONE) {
+        assert_true(mx_now_us() < until);
+        take_output(&older, &o, &old);
+        mx_engine_get_stats(g.engine, &e);
+        if (e.n_requeued > 0 && t.n > 0) {
+            atomic_store(&slow_read_us, 0);
+            assert_int_equal(mx_engine_call(g.engine, give_pages_back, &t), MX_OK);
+        }
+    }
+    assert_true(e.n_requeued > 0); /* otherwise this test shows nothing */
+    assert_int_equal(old.n_tokens, N_MOST);
+    mx_output_free(&o);
+    answer_free(&old);
+    mx_request_unref(older.request);
+    put_waiter(older.waiter);
+    await(&younger, &got);
+    assert_int_equal(got.finish, MX_FINISH_LENGTH);
+    print_message("restore %llu ms, prefill %llu ms\n",
+                  (unsigned long long)got.stats.restore_us / 1000,
+                  (unsigned long long)got.stats.prefill_us / 1000);
+    assert_true(got.stats.restore_us > 1000000);
+    assert_true(got.stats.prefill_us < 300 * 1000000ull);
+    answer_free(&got);
     rig_close(&g);
 }
 
@@ -628,8 +720,16 @@ static size_t count_files(const rig *g, const char *suffix)
     return n_counted;
 }
 
-static void close_tap(void)
+/* Then all that hangs is the writer: the sweeper, which looks at the folder at the start, is done. */
+static void close_tap(rig *g)
 {
+    const uint64_t until = mx_now_us() + 60 * 1000000ull;
+    mx_cold_stats s = {0}; /* of the tier itself: an engine that sleeps publishes nothing */
+    while (!s.is_loaded) {
+        assert_true(mx_now_us() < until);
+        usleep(1000);
+        mx_cold_get_stats(mx_engine_cold(g->engine), &s);
+    }
     pthread_mutex_lock(&tap);
     atomic_store(&is_sync_tapped, true);
 }
@@ -669,7 +769,7 @@ static void check_deleted_while_it_waits(bool all)
     make_prompt(&p, 71);
     uint64_t us;
     rig_start(&g);
-    close_tap();
+    close_tap(&g);
     ask_both(&g, &p, "first", &us);
     wait_for_held();
     entries l = entries_of(&g);
@@ -726,7 +826,7 @@ static void deleted_entry_is_not_stored_again(void **state)
     wait_written(&g);
     entries l = entries_of(&g);
     rig_must(mx_cold_remove_all(g.cache_dir, NULL, &files, &bytes, &eb), &eb, "remove");
-    close_tap();
+    close_tap(&g);
     ask_both(&g, &other, "holds up the writer", &us);
     wait_for_held();
     ask_both(&g, &p, "from RAM", &us);
@@ -865,6 +965,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(engine_ends_before_a_hanging_folder), /* first: it forks */
         cmocka_unit_test(reads_that_hang_cost_one_wait),
+        cmocka_unit_test(times_of_a_prompt_that_gave_way),
         cmocka_unit_test(writes_that_hang_keep_no_pages),
         cmocka_unit_test(pages_that_cannot_be_read_are_written_anew),
         cmocka_unit_test(what_was_removed_is_stored_again),
