@@ -419,6 +419,40 @@ static void waiting_in_line_is_no_pause(void **state)
     rig_close(&g);
 }
 
+/* What a request says of itself, the engine adds up. */
+static void numbers_add_up(void **state)
+{
+    (void)state;
+    enum { N = 100, N_ANSWER = 20 };
+    mx_tiny_spec spec = spec_of(256);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    rig_start(&g);
+    int32_t prompt[N];
+    random_prompt(prompt, N, 3);
+    question q = {.prompt = prompt, .n_prompt = N, .max_tokens = N_ANSWER};
+    answer cold, warm;
+    ask_and_wait(&g, &q, &cold);
+    ask_and_wait(&g, &q, &warm);
+    assert_true(cold.stats.prefill_us > 0 && cold.stats.decode_us > 0);
+    assert_int_equal(cold.stats.n_computed, N);
+    assert_int_equal(warm.stats.cache_mode, MX_MODE_WARM_PREFIX);
+    assert_int_equal(warm.stats.n_ram + warm.stats.n_computed, N);
+    mx_engine_stats e;
+    RIG_WAIT_STATS(&g, &e, e.n_generated_tokens == 2 * N_ANSWER);
+    assert_int_equal(e.n_requests, 2);
+    assert_int_equal(e.n_generated_tokens, 2 * N_ANSWER);
+    assert_int_equal(e.n_prompt_tokens, 2 * N);
+    assert_int_equal(e.n_ram_tokens, warm.stats.n_ram);
+    assert_int_equal(e.n_computed_tokens, N + warm.stats.n_computed);
+    assert_int_equal(e.prefill_us, cold.stats.prefill_us + warm.stats.prefill_us);
+    assert_int_equal(e.restore_us[MX_MODE_COLD], cold.stats.restore_us);
+    assert_int_equal(e.restore_us[MX_MODE_WARM_PREFIX], warm.stats.restore_us);
+    answer_free(&cold);
+    answer_free(&warm);
+    rig_close(&g);
+}
+
 typedef struct latecomers {
     rig *g;
     question q;
@@ -454,6 +488,40 @@ static void come_until_stopped(void *arg, const mx_engine_view *view)
         l->n++;
         usleep(1000);
     }
+}
+
+/* On the engine's thread, which takes nobody out of the line meanwhile. */
+static void come_until_full(void *arg, const mx_engine_view *view)
+{
+    (void)view;
+    latecomers *l = arg;
+    mx_errbuf eb;
+    while (l->n < MX_COUNT(l->a) && (l->err = try_ask(l->g, &l->a[l->n], &l->q, &eb)) == MX_OK) {
+        l->n++;
+    }
+}
+
+static void line_is_as_long_as_said(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(256);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    g.cfg.max_queued = 3;
+    rig_start(&g);
+    int32_t prompt[10];
+    random_prompt(prompt, 10, 1);
+    latecomers l = {.g = &g, .q = {.prompt = prompt, .n_prompt = 10, .max_tokens = 5}};
+    assert_int_equal(mx_engine_call(g.engine, come_until_full, &l), MX_OK);
+    assert_int_equal(l.err, MX_E_FULL);
+    assert_int_equal(l.n, 3);
+    for (size_t i = 0; i < l.n; i++) {
+        answer got;
+        await(&l.a[i], &got);
+        assert_int_equal(got.finish, MX_FINISH_LENGTH);
+        answer_free(&got);
+    }
+    rig_close(&g);
 }
 
 /* Whom the engine has let in is told the end, also who came at the last moment. */
@@ -496,6 +564,8 @@ int main(void)
         cmocka_unit_test(non_finite_ends_one_request),
         cmocka_unit_test(full_queue_is_refused),
         cmocka_unit_test(stopping_ends_everything),
+        cmocka_unit_test(numbers_add_up),
+        cmocka_unit_test(line_is_as_long_as_said),
         cmocka_unit_test(stopping_forgets_nobody),
         cmocka_unit_test(waiting_in_line_is_no_pause),
     };
