@@ -587,7 +587,7 @@ static void copy_fields(mapping *m, struct json_object *body)
         "model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "seed",
         "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
         "repeat_last_n", "logit_bias", "ignore_eos", "chat_template_kwargs", "enable_thinking",
-        "reasoning_effort", "cache",
+        "reasoning_effort", "cache", "prompt_cache_key",
     };
     for (size_t i = 0; i < MX_COUNT(names); i++) {
         struct json_object *v = mx_json_field(body, names[i]);

@@ -87,10 +87,10 @@ static void requests_become_chat(void **state)
          "\"max_tokens\":4096}"},
         {"{" ASK ",\"tool_choice\":{\"type\":\"none\"},\"stop_sequences\":[\"x\"],\"stream\":true,"
          "\"temperature\":0.50,\"thinking\":{\"type\":\"disabled\"},\"output_config\":{\"effort\":"
-         "\"low\"},\"n\":5,\"cache\":\"off\"}",
+         "\"low\"},\"n\":5,\"cache\":\"off\",\"prompt_cache_key\":\"k\"}",
          "{\"messages\":[" USER("u") "],\"tools\":[],\"tool_choice\":\"none\",\"stop\":[\"x\"],"
          "\"enable_thinking\":false,\"reasoning_effort\":\"low\",\"stream\":true,\"temperature\":"
-         "0.50,\"cache\":\"off\",\"max_tokens\":4096}"},
+         "0.50,\"cache\":\"off\",\"prompt_cache_key\":\"k\",\"max_tokens\":4096}"},
     };
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         struct json_object *from = parse(cases[i].from), *to;

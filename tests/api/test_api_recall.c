@@ -510,7 +510,7 @@ static bool says(mx_recall *m, const mx_tokenizer *tok, uint32_t number, const c
 }
 
 /* A request that is retried, or that several clients send at once, has the same answer more than
- * once. The calls in it were given out under another id each time, and any of them may come back. */
+ * once. The calls in it have other ids each time, and any of them may come back. */
 static void repeated_answer_keeps_its_names(void **state)
 {
     (void)state;
