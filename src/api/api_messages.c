@@ -86,6 +86,13 @@ static bool read_block(mapping *m, struct json_object *block, const char *where,
         return mx_problem_set(m->p, 400, "unsupported_content", where, "'%s' has the type \"%.*s\": "
                               "this model reads text only", where, (int)type->len, type->ptr);
     }
+    /* What the model is to read must not be left out in silence; other blocks (of the reasoning or
+     * the tools of Anthropic's own servers, say) are history without a text, and are. */
+    if (mx_str_eq(*type, MX_STR("search_result")) || mx_str_eq(*type, MX_STR("container_upload"))) {
+        return mx_problem_set(m->p, 400, "unsupported_content", where,
+                              "'%s' has the type \"%.*s\", which is not read here: send what it "
+                              "says as a block of text", where, (int)type->len, type->ptr);
+    }
     return true;
 }
 
@@ -562,6 +569,11 @@ static bool map_thinking(mapping *m, struct json_object *body)
     if (type != NULL && mx_json_field(body, "enable_thinking") == NULL) {
         bool is_off = mx_str_eq(mx_json_text(type), MX_STR("disabled"));
         mx_buf_printf(m->b, ",\"enable_thinking\":%s", is_off ? "false" : "true");
+    }
+    if (mx_json_field(body, "output_format") != NULL) { /* as output_config.format was called */
+        return mx_problem_set(m->p, 400, "unsupported_parameter", "output_format",
+                              "'output_format' is not supported: output cannot be constrained yet; "
+                              "ask for JSON in the prompt instead");
     }
     struct json_object *config = mx_json_field(body, "output_config");
     if (!json_object_is_type(config, json_type_object)) {

@@ -148,6 +148,12 @@ static void refusals_name_the_field(void **state)
         {"{" ASK ",\"stop_sequences\":[7]}", "stop_sequences"},
         {"{" ASK ",\"thinking\":true}", "thinking"},
         {"{" ASK ",\"output_config\":{\"format\":{\"type\":\"json_schema\"}}}", "output_config"},
+        {"{" ASK ",\"output_format\":{\"type\":\"json_schema\"}}", "output_format"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"container_upload\"}]}]}",
+         "messages[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":"
+         "\"i\",\"content\":[{\"type\":\"search_result\",\"content\":[]}]}]}]}",
+         "messages[0].content[0].content[0]"},
     };
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         struct json_object *from = parse(cases[i].body), *to;
