@@ -132,9 +132,10 @@ static bool is_top_file(const char *name)
 }
 static const name_rule top_rule = {is_top_file, is_v1, below_top};
 
+/* What somebody else has removed meanwhile is gone as well. */
 static void fail(removal *r, const char *what, const char *name)
 {
-    if (r->err == MX_OK) {
+    if (r->err == MX_OK && errno != ENOENT) {
         r->err = mx_fail_errno(r->eb, mx_cold_errno(errno), errno, "cannot %s %s", what, name);
     }
 }
@@ -189,9 +190,12 @@ static void remove_name(removal *r, int dir, const char *name, const name_rule *
     } else if (S_ISDIR(st.st_mode) && rule->is_folder != NULL && rule->is_folder(name)
                && depth < 5) {
         mx_err err;
-        int fd = mx_cold_open_dir(r->ops, dir, name, false, &err, r->eb);
+        mx_errbuf eb;
+        int fd = mx_cold_open_dir(r->ops, dir, name, false, &err, &eb);
         if (fd < 0) {
-            r->err = r->err == MX_OK ? err : r->err;
+            if (r->err == MX_OK && err != MX_E_NOT_FOUND) {
+                r->err = mx_fail(r->eb, err, "%s", eb.text);
+            }
             return;
         }
         uint64_t foreign_before = r->n_foreign;
@@ -241,6 +245,23 @@ static bool has_marker(int dir)
     return has;
 }
 
+/* A server may have begun anew behind us: then the marker that it found still counts. */
+static void remove_marker(removal *r, int dir)
+{
+    static const char going[] = ".tmp-marker";
+    struct stat st;
+    if (fstatat(dir, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) != 0
+        || renameat(dir, MX_COLD_MARKER_NAME, dir, going) != 0) {
+        return;
+    }
+    if (faccessat(dir, "v1", F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
+        (void)renameat(dir, going, dir, MX_COLD_MARKER_NAME);
+    } else if (unlinkat(dir, going, 0) == 0) {
+        r->n_files++;
+        r->n_bytes += (uint64_t)st.st_size;
+    }
+}
+
 mx_err mx_cold_remove_all(const char *dir, const mx_hash256 *key, uint64_t *n_files, uint64_t *n_bytes, mx_errbuf *eb)
 {
     const mx_cold_fileops *ops = key != NULL ? &mx_cold_shared_fileops : &mx_cold_real_fileops;
@@ -261,17 +282,12 @@ mx_err mx_cold_remove_all(const char *dir, const mx_hash256 *key, uint64_t *n_fi
     }
     int v1 = openat(fd, "v1", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int lock = v1 >= 0 ? openat(v1, "gc.lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK) : -1;
-    if (lock >= 0) {
-        flock(lock, LOCK_EX); /* a sweep of a running server ends first */
+    while (lock >= 0 && flock(lock, LOCK_EX) != 0 && errno == EINTR) {
+        /* a sweep of a running server ends first */
     }
     remove_in(&r, fd, &top_rule, 0);
     if (r.err == MX_OK && r.n_foreign == 0) {
-        struct stat st;
-        if (fstatat(fd, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0
-            && unlinkat(fd, MX_COLD_MARKER_NAME, 0) == 0) {
-            r.n_files++;
-            r.n_bytes += (uint64_t)st.st_size;
-        }
+        remove_marker(&r, fd);
     } else if (r.err == MX_OK) {
         mx_fail(eb, MX_OK, "left alone: %llu names below %s that are not the cache's",
                 (unsigned long long)r.n_foreign, dir);

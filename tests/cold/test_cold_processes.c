@@ -169,8 +169,6 @@ static void remove_some(state *s, int how, uint64_t r)
         err = err == MX_E_NOT_FOUND ? MX_OK : err;
     } else {
         err = mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb);
-        /* Overtaken by a writer: the next one takes the rest. */
-        err = err == MX_E_NOT_FOUND || err == MX_E_INVALID ? MX_OK : err;
         usleep((unsigned)(r % 10000));
     }
     if (err != MX_OK) {
