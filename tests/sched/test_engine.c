@@ -110,6 +110,39 @@ static void stop_string_ends_the_answer(void **state)
     rig_close(&g);
 }
 
+/* What was kept back, because a stop string could have begun with it, is said at the end. */
+static void the_beginning_of_a_stop_string_is_text(void **state)
+{
+    (void)state;
+    mx_tiny_spec spec = spec_of(512);
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    rig_start(&g);
+    int32_t prompt[20];
+    random_prompt(prompt, 20, 1);
+    question q = {.prompt = prompt, .n_prompt = 20, .max_tokens = 40, .seed = 4};
+    answer whole, got;
+    unsigned char last = 0xFF;
+    for (; last > 0x7E; q.max_tokens++) { /* until the answer ends in a character of one byte */
+        assert_true(q.max_tokens < 200);
+        ask_and_wait(&g, &q, &whole);
+        last = (unsigned char)whole.text.ptr[whole.text.len - 1];
+        answer_free(&whole);
+    }
+    q.max_tokens--;
+    ask_and_wait(&g, &q, &whole);
+    char stop[] = {(char)last, 'n', 'e', 'v', 'e', 'r', '~', '\0'};
+    q.stop = stop;
+    ask_and_wait(&g, &q, &got);
+    assert_int_equal(got.finish, MX_FINISH_LENGTH);
+    assert_int_equal(got.text.len, whole.text.len);
+    assert_memory_equal(got.text.ptr, whole.text.ptr, whole.text.len);
+    assert_int_equal(got.n_tokens, whole.n_tokens);
+    answer_free(&whole);
+    answer_free(&got);
+    rig_close(&g);
+}
+
 /* The rig compares ids with the log probability records wherever there are some. */
 static void ids_come_without_logprobs(void **state)
 {
@@ -557,6 +590,7 @@ int main(void)
         cmocka_unit_test(limits_are_refused_with_numbers),
         cmocka_unit_test(context_end_is_a_length_finish),
         cmocka_unit_test(stop_string_ends_the_answer),
+        cmocka_unit_test(the_beginning_of_a_stop_string_is_text),
         cmocka_unit_test(ids_come_without_logprobs),
         cmocka_unit_test(unread_ids_count),
         cmocka_unit_test(policies_store_what_they_say),
