@@ -161,7 +161,7 @@ static void ends_of_answers(void **state)
 static void hang_up_after(service *s, size_t n, char *seen)
 {
     const char *body = "{\"messages\":[{\"role\":\"user\",\"content\":\"Say it.\"}],\"seed\":5,"
-                       "\"temperature\":1,\"stream\":true,\"max_tokens\":60,"
+                       "\"temperature\":1,\"stream\":true,\"max_tokens\":1900,"
                        "\"logit_bias\":{\"116\":100,\"104\":100}}";
     mx_buf b = {0}, got = {0};
     mx_buf_printf(&b, "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
