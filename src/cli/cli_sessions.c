@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +73,33 @@ static int compare_used(const void *a, const void *b)
     return x->b.used_s > y->b.used_s ? -1 : x->b.used_s < y->b.used_s;
 }
 
+/* What a terminal would obey, or not show: control characters, and marks without a width, which turn the
+ * direction of the line or make two names look alike. */
+static bool is_hidden(uint32_t cp)
+{
+    return cp < 0x20 || (cp >= 0x7F && cp < 0xA0) || cp == 0xAD || cp == 0x61C || (cp >= 0x200B && cp <= 0x200F)
+           || (cp >= 0x2028 && cp <= 0x202E) || (cp >= 0x2060 && cp <= 0x206F) || cp == 0xFEFF;
+}
+
+/* Whole names, in any script: they are what tells sessions apart. Returns out. */
+static const char *shown_name(char out[MX_SESSION_NAME_MAX + 1], const char *name)
+{
+    size_t n = strlen(name), at = 0, n_out = 0;
+    while (at < n) {
+        uint32_t cp;
+        size_t taken = mx_utf8_decode(name + at, n - at, &cp);
+        if (is_hidden(cp) || cp == MX_UTF8_REPLACEMENT) {
+            out[n_out++] = '?';
+        } else {
+            memcpy(out + n_out, name + at, taken);
+            n_out += taken;
+        }
+        at += taken;
+    }
+    out[n_out] = '\0';
+    return out;
+}
+
 int mx_cli_sessions(const char *dir, const mx_hash256 *key)
 {
     session_list l;
@@ -95,7 +123,7 @@ int mx_cli_sessions(const char *dir, const mx_hash256 *key)
         snprintf(age, sizeof age, "%llds", (long long)(now_s > b->used_s ? now_s - b->used_s : 0));
         printf("%.16s  %.16s  %8llu  %-6s  %-6s  %-10s  %s\n", own, entry, (unsigned long long)b->n_tokens,
                b->is_pinned ? "yes" : "no", ttl, age,
-               b->is_session ? mx_log_safe(name, sizeof name, b->name, strlen(b->name)) : "(a pinned entry)");
+               b->is_session ? shown_name(name, b->name) : "(a pinned entry)");
     }
     printf("%zu sessions and pins in %s\n", l.n, dir);
     mx_free(l.items);

@@ -4,6 +4,7 @@ of that survives a restart and a full folder."""
 
 import os
 import time
+from urllib.parse import quote
 
 import requests
 
@@ -232,6 +233,10 @@ def test_the_command_line(start):
         assert done.returncode == code, (args, done)
         return done.stdout + done.stderr
 
+    # Names in any script; what a terminal would obey is not sent to it.
+    assert "which both share" in cache("fork", "talk", "разговор 会話\u202e\u009b2J")
+    assert any(r.endswith("  разговор 会話??2J") for r in cache("sessions").splitlines())
+    assert requests.delete(s.url + SESSIONS + "/" + quote("разговор 会話\u202e\u009b2J"), timeout=30).ok
     # Beside a running server, which lists it at once.
     assert "which both share" in cache("fork", "talk", "a second one")
     assert "already" in cache("fork", "talk", "rest", code=1)
