@@ -168,7 +168,9 @@ static bool tool_result(mapping *m, struct json_object *block, const char *where
     if (id == NULL) {
         return mx_problem_field(m->p, where, "'%s.tool_use_id' must be a string", where);
     }
-    if (!check_content(m, content, where) || !mx_json_get_bool(block, "is_error", &is_error, m->p)) {
+    char at[WHERE_CAP];
+    snprintf(at, sizeof at, "%.60s.content", where);
+    if (!check_content(m, content, at) || !mx_json_get_bool(block, "is_error", &is_error, m->p)) {
         return false;
     }
     mx_buf text = {0};

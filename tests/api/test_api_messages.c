@@ -127,6 +127,8 @@ static void refusals_name_the_field(void **state)
          "messages[0].content[0]"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":"
          "\"i\",\"content\":[{\"type\":\"image\"}]}]}]}", "messages[0].content[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":"
+         "\"i\",\"content\":7}]}]}", "messages[0].content[0].content"},
         {"{\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"name\":\"f\"}"
          "]}]}", "messages[0].content[0]"},
         {"{\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"name\":\"f\","
