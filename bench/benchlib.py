@@ -46,6 +46,12 @@ def prompt(n_tokens, seed):
     return " ".join(rng.choice(WORDS) for _ in range(max(1, n_tokens - 40)))
 
 
+def ids(n_tokens, seed):
+    """The same as token ids, for a model without a vocabulary of words."""
+    rng = random.Random(seed)
+    return [rng.randrange(1000, 2000) for _ in range(n_tokens)]
+
+
 def percentile(values, p):
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(p / 100 * len(ordered)))]
@@ -163,12 +169,14 @@ class Server:
         return 0
 
     def stream(self, text, **fields):
-        """Yields the parsed chunks of a streamed chat answer. text: or a list of messages. Whoever
-        closes the generator hangs up."""
+        """Yields the parsed chunks of a streamed chat answer. text: or a list of messages; or a list
+        of token ids, for a plain completion. Whoever closes the generator hangs up."""
+        is_plain = isinstance(text, list) and isinstance(text[0], int)
         messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
-        body = {"messages": messages, "stream": True, "temperature": 0,
+        body = {"prompt" if is_plain else "messages": messages, "stream": True, "temperature": 0,
                 "stream_options": {"include_usage": True}, **fields}
-        request = urllib.request.Request(self.url("/v1/chat/completions"), json.dumps(body).encode(),
+        path = "/v1/completions" if is_plain else "/v1/chat/completions"
+        request = urllib.request.Request(self.url(path), json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=600) as response:
             for line in response:
@@ -177,4 +185,4 @@ class Server:
 
 
 def has_text(chunk):
-    return any(c.get("delta", {}).get("content") for c in chunk.get("choices", []))
+    return any(c.get("text") or c.get("delta", {}).get("content") for c in chunk.get("choices", []))

@@ -11,6 +11,8 @@ otherwise), then the prompt is stored, asked again (`warm`), and asked once more
 was started afterwards: with the page cache as it is (`ssd`), and in another one after the files were
 dropped from it (`dropped`). Prints medians and the ratios to cold, and as JSON with --json.
 
+--ids asks for plain completions of random token ids, for a file without chat template or vocabulary.
+
 --decode N measures what writing behind costs instead: N tokens are decoded right after a prompt that has
 to be stored, in turn by a server with the cold tier and by one without; milliseconds per token.
 """
@@ -65,7 +67,7 @@ def measure_decode(args, home, n):
     per_token = {"on": [], "off": []}
     for run in range(args.runs):
         for mode in ("on", "off") if run % 2 == 0 else ("off", "on"):
-            text = benchlib.prompt(n, "decode %d/%d" % (n, run))
+            text = args.prompt(n, "decode %d/%d" % (n, run))
             first, last, n_tokens = None, None, 0
             for chunk in servers[mode].stream(text, max_tokens=args.decode, ignore_eos=True):
                 if benchlib.has_text(chunk):
@@ -86,7 +88,7 @@ def measure(args, home, n):
     times = {"cold": [], "warm": [], "ssd": [], "dropped": []}
     n_prompt = 0
     for run in range(args.runs):
-        text = benchlib.prompt(n, "%d/%d" % (n, run))
+        text = args.prompt(n, "%d/%d" % (n, run))
         server = Server(args, home)
         seconds, usage = server.ask(text, cache="off")
         assert usage["cache_mode"] == "cold", usage
@@ -123,8 +125,10 @@ def main():
     p.add_argument("--threads", type=int)
     p.add_argument("--option", action="append", default=[], help="one more word for `mtplx start`")
     p.add_argument("--decode", type=int, metavar="N", help="what writing behind costs, instead")
+    p.add_argument("--ids", action="store_true", help="plain completions of random token ids")
     p.add_argument("--json", action="store_true")
     args = p.parse_args()
+    args.prompt = benchlib.ids if args.ids else benchlib.prompt
     results = []
     with tempfile.TemporaryDirectory() as home:
         for n in [int(t) for t in args.tokens.split(",")]:
