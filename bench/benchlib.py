@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the benches in Python share: starting a server on a free port, asking it, prompts, figures, tables.
 Standard library only."""
+import atexit
 import datetime
 import json
 import os
@@ -117,6 +118,7 @@ class Server:
         self.process = subprocess.Popen([c.format(port=self.port) for c in command],
                                         env=dict(os.environ, HOME=home), cwd=cwd, stdout=self.log,
                                         stderr=self.log)
+        atexit.register(self.stop)  # also when a bench fails half-way
         while True:
             try:
                 with urllib.request.urlopen(self.url("/health"), timeout=2) as r:
