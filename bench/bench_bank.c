@@ -15,7 +15,7 @@
 
 enum { ROUNDS = 101, LONGEST = 32768 };
 
-static const mx_kv_shape shape = {1, 1, 16, MX_KV_F16, 0}; /* 4 KiB a page: the index is measured */
+static const mx_kv_shape shape = {1, 1, 16, MX_KV_F16, 0, 0, 0}; /* 4 KiB a page: the index is measured */
 static const mx_hash256 root = {{1}};
 
 static int compare_u64(const void *a, const void *b)

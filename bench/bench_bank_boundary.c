@@ -40,7 +40,7 @@ int main(int argc, char **argv)
     size_t page_kib = argc > 2 ? (size_t)atoi(argv[2]) : 768;
     size_t n_states = argc > 3 ? (size_t)atoi(argv[3]) : 16;
     /* One layer and head as wide as it takes: 64 tokens x 2 x 2 bytes x head_dim. */
-    mx_kv_shape shape = {1, (uint32_t)(page_kib * 1024 / 256 / 64), 64, MX_KV_F16, state_mib << 20};
+    mx_kv_shape shape = {1, (uint32_t)(page_kib * 1024 / 256 / 64), 64, MX_KV_F16, state_mib << 20, 0, 0};
     mx_kv_pool *pool;
     mx_bank *bank;
     size_t n_tokens = n_states * SPACING;

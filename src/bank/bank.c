@@ -179,7 +179,7 @@ static mx_page *copy_rows(mx_bank *b, mx_page *copy, const mx_bank_node *at, con
                           uint32_t n_rows)
 {
     if (copy != NULL) {
-        mx_page_copy_rows(mx_kv_pool_shape(b->pool), copy->payload, from->payload, n_rows);
+        mx_page_copy(b->pool, copy, from, n_rows);
         mx_page_link(copy, at->page, &at->tree->root, from->tokens, n_rows);
     }
     return copy;
@@ -202,6 +202,7 @@ bool mx_bank_idle(mx_bank *b)
             return false;
         }
         mx_node_set_page(b, node, copy, node->n_rows);
+        mx_page_shed_local(b->pool, copy);
         return true;
     }
     return mx_kv_pool_idle(b->pool);
@@ -235,11 +236,24 @@ static void relink(mx_bank *b, mx_page *page, mx_page *parent)
     mx_page_unref(b->pool, old);
 }
 
-/* The sequence gives up its page i for the stored one. */
+/* The sequence gives up its page i for the stored one, which gets the local rows where the sequence
+ * needs them and it lacks them. It keeps its own when there is no room for that. */
 static void adopt(mx_bank *b, mx_seq *seq, size_t i, mx_page *stored)
 {
     mx_page *own = seq->pages[i];
+    const mx_kv_shape *shape = mx_kv_pool_shape(b->pool);
+    const bool is_held = i >= seq->first_local;
+    if (is_held && !mx_page_has_local(shape, stored, MX_PAGE_TOKENS)) {
+        bool is_moved = stored->local == NULL && mx_page_move_local(stored, own);
+        if (!is_moved && !mx_page_give_local(b->pool, stored, own, MX_PAGE_TOKENS)) {
+            return;
+        }
+    }
     seq->pages[i] = mx_page_ref(stored);
+    if (is_held) {
+        mx_page_hold_local(stored);
+        mx_page_drop_local(b->pool, own);
+    }
     mx_page_unref(b->pool, own);
 }
 
@@ -304,6 +318,17 @@ mx_err mx_bank_insert_pages(mx_bank *b, mx_seq *seq)
     return e;
 }
 
+/* The first n_rows rows of `from` are to be all there in the node, too. */
+static mx_err give_rows(mx_bank *b, mx_bank_node *node, const mx_page *from, uint32_t n_rows)
+{
+    if (!mx_page_has_local(mx_kv_pool_shape(b->pool), node->page, n_rows)) {
+        mx_page *page = mx_page_ref(node->page); /* making room must not evict it */
+        (void)evict_until(b, 1, SIZE_MAX);
+        mx_page_unref(b->pool, page);
+    }
+    return mx_window_give_rows(b, node, from, n_rows) ? MX_OK : MX_E_FULL;
+}
+
 /* Finds or makes the node that holds the n_rows rows of the sequence's tail page, and makes room
  * for entry_bytes more. `at` is pinned by the sequence. */
 static mx_err insert_tail(mx_bank *b, mx_bank_node *at, mx_page *tail, uint32_t n_rows,
@@ -317,7 +342,7 @@ static mx_err insert_tail(mx_bank *b, mx_bank_node *at, mx_page *tail, uint32_t 
     /* Again, because what was found may have been evicted; then there is room for it. */
     *out = mx_node_home(at, tail->tokens, n_rows);
     if (*out != NULL) {
-        return MX_OK;
+        return give_rows(b, *out, tail, n_rows);
     }
     mx_page *page = b->cfg.lazy_snapshot
                         ? mx_page_ref(tail)
@@ -350,6 +375,7 @@ static mx_bank_entry *new_entry(mx_bank *b, mx_entry_kind kind, const float *hid
         return NULL;
     }
     e->kind = kind;
+    e->first_held = SIZE_MAX;
     e->used_us = mx_now_us();
     if (hidden != NULL) {
         e->hidden = mx_alloc(b->cfg.n_hidden * sizeof *hidden);
@@ -364,9 +390,14 @@ static mx_bank_entry *new_entry(mx_bank *b, mx_entry_kind kind, const float *hid
 }
 
 /* Links the entry, or lets the one that exists at this point take over what is new. Takes over
- * e. */
-static void put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_entry *e)
+ * e. False: the rows are not there that one could go on with from here, nothing has changed. */
+static bool put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_entry *e)
 {
+    e->n_rows = n_rows;
+    if (!mx_window_hold(b, node, e)) {
+        mx_page_shed_local(b->pool, node->page);
+        return false;
+    }
     mx_bank_entry **link = &node->entries;
     while (*link != NULL && (*link)->n_rows < n_rows) {
         link = &(*link)->next;
@@ -387,7 +418,6 @@ static void put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_e
         *link = old->next;
         mx_entry_free(b, old);
     }
-    e->n_rows = n_rows;
     e->next = *link;
     *link = e;
     b->stats.n_entries++;
@@ -401,22 +431,22 @@ static void put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_e
     } else {
         mx_node_revalue(b, node); /* being stored is the first use of a node, counted already */
     }
+    return true;
 }
 
 static mx_err snapshot(mx_bank *b, mx_bank_tree *tree, mx_seq *seq, mx_bank_entry *entry)
 {
     size_t n_full = seq->n_tokens / MX_PAGE_TOKENS;
     uint32_t n_tail = (uint32_t)(seq->n_tokens % MX_PAGE_TOKENS);
-    size_t entry_bytes = mx_entry_bytes(b, entry);
     mx_bank_node *node;
     MX_TRY(insert_full_pages(b, tree, seq, &node));
+    size_t entry_bytes = mx_entry_bytes(b, entry) + mx_window_bytes(b, node, seq->n_tokens);
     if (n_tail > 0) {
         MX_TRY(insert_tail(b, node, seq->pages[n_full], n_tail, entry_bytes, &node));
     } else if (!make_room(b, entry_bytes)) {
         return MX_E_FULL;
     }
-    put_entry(b, node, n_tail > 0 ? n_tail : MX_PAGE_TOKENS, entry);
-    return MX_OK;
+    return put_entry(b, node, n_tail > 0 ? n_tail : MX_PAGE_TOKENS, entry) ? MX_OK : MX_E_FULL;
 }
 
 static mx_err refuse(mx_bank *b, const mx_seq *seq, size_t n_bytes, mx_errbuf *eb)
@@ -443,8 +473,8 @@ mx_err mx_bank_snapshot_cache(mx_bank *b, mx_seq *seq, mx_entry_kind kind, const
     }
     /* Refused before anything is evicted for it in vain. */
     size_t n_pages = (seq->n_tokens + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS;
-    size_t n_bytes = n_pages * (mx_kv_pool_page_bytes(b->pool) + sizeof(mx_bank_node)) +
-                     mx_entry_bytes(b, entry);
+    size_t n_bytes = mx_kv_chain_bytes(mx_kv_pool_shape(b->pool), seq->n_tokens) +
+                     n_pages * sizeof(mx_bank_node) + mx_entry_bytes(b, entry);
     mx_bank_tree *tree;
     mx_err e = n_bytes <= b->cfg.max_bytes ? get_tree(b, &seq->root, &tree) : MX_E_FULL;
     if (e == MX_OK) {
@@ -461,6 +491,45 @@ mx_err mx_bank_snapshot_cache(mx_bank *b, mx_seq *seq, mx_entry_kind kind, const
     mx_free(entry);
     return e == MX_E_FULL ? refuse(b, seq, n_bytes, eb)
                           : mx_fail(eb, e, "SessionBank: out of memory for an entry");
+}
+
+/* The node in which the first n tokens of the sequence end, and has the local rows for them. */
+static mx_err find_point(mx_bank *b, mx_seq *seq, size_t n, mx_bank_node **out)
+{
+    const size_t i = (n - 1) / MX_PAGE_TOKENS;
+    const uint32_t n_rows = (uint32_t)(n - i * MX_PAGE_TOKENS);
+    mx_page *page = seq->pages[i];
+    mx_bank_tree *tree = mx_tree_get(b, &seq->root);
+    mx_bank_node *at = i > 0 ? seq->pages[i - 1]->owner : tree != NULL ? &tree->top : NULL;
+    *out = at != NULL ? mx_node_home(at, page->tokens, n_rows) : NULL;
+    if (*out == NULL || !make_room(b, sizeof(mx_bank_entry) + mx_window_bytes(b, at, n))) {
+        return MX_E_FULL;
+    }
+    *out = mx_node_home(at, page->tokens, n_rows); /* the same page, or a sibling of it */
+    return *out != NULL ? give_rows(b, *out, page, n_rows) : MX_E_FULL;
+}
+
+mx_err mx_bank_keep_window(mx_bank *b, mx_seq *seq, size_t n)
+{
+    assert(seq->pool == b->pool && n > 0 && n <= seq->n_tokens && !mx_bank_has_states(b));
+    if (!mx_bank_has_window(b)) {
+        return MX_OK;
+    }
+    mx_bank_node *node;
+    MX_TRY(find_point(b, seq, n, &node));
+    const uint32_t n_rows = (uint32_t)((n - 1) % MX_PAGE_TOKENS + 1);
+    if (mx_node_entry(node, n_rows) != NULL) {
+        return MX_OK; /* which holds as much */
+    }
+    mx_bank_entry *e = new_entry(b, MX_ENTRY_POINT, NULL, NULL);
+    if (e == NULL) {
+        return MX_E_NOMEM;
+    }
+    if (!put_entry(b, node, n_rows, e)) {
+        mx_free(e);
+        return MX_E_FULL;
+    }
+    return MX_OK;
 }
 
 /* ---- looking in ------------------------------------------------------------------------------- */

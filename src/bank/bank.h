@@ -9,6 +9,10 @@
  * Where the shape has a recurrent state, that cannot be cut back, and every entry holds one: it is
  * a boundary. A restore lands on a boundary, pages and state together, or not at all.
  *
+ * Where it has windowed layers, every entry holds the local rows that a sequence sees which goes on from
+ * there. Nobody else does for the bank, so a restore lands where the rows are there: at an entry, a
+ * little before or behind it, or anywhere in what is not longer than a window.
+ *
  * Owned by the engine thread; no locks. The bank holds references on its pages; a page that anybody
  * else refers to as well is pinned and never evicted.
  */
@@ -38,7 +42,8 @@ typedef struct mx_bank_config {
 typedef enum mx_restore_kind {
     MX_RESTORE_NONE,
     MX_RESTORE_EXACT_PREFIX, /* an entry ends in or at the end of the prompt, and all is used */
-    MX_RESTORE_BOUNDARY,     /* with states: a point on the way, MX_ENTRY_POINT */
+    MX_RESTORE_BOUNDARY,     /* a point on the way, MX_ENTRY_POINT; with windowed layers also any place
+                              * behind which more is stored, but not the local rows to go on with */
     MX_RESTORE_NEAR_PREFIX,  /* the entry is at most the gap longer than the common prefix */
     MX_RESTORE_STEM          /* a shared beginning */
 } mx_restore_kind;
@@ -47,14 +52,16 @@ const char *mx_restore_kind_name(mx_restore_kind k); /* "exact_prefix", ... */
 typedef enum mx_entry_kind {
     MX_ENTRY_PROMPT,
     MX_ENTRY_TURN,
-    MX_ENTRY_POINT /* only a boundary, where the shape has states; gives way to the other kinds */
+    MX_ENTRY_POINT /* only a boundary, where the shape has states or windowed layers; gives way to the
+                    * other kinds */
 } mx_entry_kind;
 
 typedef struct mx_bank_match {
     size_t n_tokens;        /* reused: the longest common prefix with anything in the tree, or with
-                             * states the greatest boundary within it */
-    size_t n_shared;        /* the longest common prefix; more than n_tokens with states only, and
-                             * where a restore was limited */
+                             * states the greatest boundary within it, or with windowed layers the
+                             * greatest place within it from which one can go on */
+    size_t n_shared;        /* the longest common prefix; more than n_tokens with states or windowed
+                             * layers only, and where a restore was limited */
     size_t n_full_pages;    /* of n_tokens */
     bool is_approximate;    /* the state is that of a later position: store nothing that follows */
     mx_restore_kind kind;
@@ -93,6 +100,12 @@ mx_err mx_bank_insert_pages(mx_bank *b, mx_seq *seq);
 mx_err mx_bank_snapshot_cache(mx_bank *b, mx_seq *seq, mx_entry_kind kind, const float *hidden,
                               mx_errbuf *eb);
 
+/* Where the shape has windowed layers: records MX_ENTRY_POINT behind the first n tokens of seq, if there
+ * is no entry, so that one can go on from there. The pages must be in the tree, and the sequence still
+ * have the local rows. MX_E_FULL: they are not, or there is no room; MX_E_NOMEM. MX_OK without windowed
+ * layers. */
+mx_err mx_bank_keep_window(mx_bank *b, mx_seq *seq, size_t n);
+
 /* What restore would find, without touching anything. root names the model and the isolation. The
  * label near_prefix is looked for in at most 64 pages behind the match; beyond, it reads stem. */
 void mx_bank_lookup(const mx_bank *b, const mx_hash256 *root, const int32_t *tokens, size_t n,
@@ -109,7 +122,8 @@ size_t mx_bank_continuation(const mx_bank *b, const mx_hash256 *root, const int3
  * appends. Makes room for that page itself (a match is never evicted to make room for it).
  * MX_E_FULL when the page for those rows cannot be had: then the whole pages alone were restored
  * and *out says so. MX_E_NOMEM: nothing restored. With states it ends on the greatest boundary that
- * can be had, with its state; MX_E_FULL then says that a greater one could not. */
+ * can be had, with its state, with windowed layers on the greatest place from which one can go on;
+ * MX_E_FULL then says that a greater one could not. */
 mx_err mx_bank_restore_cache(mx_bank *b, mx_seq *seq, const int32_t *tokens, size_t n,
                              size_t max_tokens, mx_bank_match *out);
 

@@ -82,7 +82,7 @@ bool mx_boundary_reserve(mx_bank *b)
 void mx_boundary_add(mx_bank *b, mx_bank_node *node, mx_bank_entry *e)
 {
     assert(b->stats.n_states < b->states_cap);
-    e->node = node;
+    assert(e->node == node);
     e->state_at = b->stats.n_states;
     b->states[b->stats.n_states++] = e;
 }

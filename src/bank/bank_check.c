@@ -82,13 +82,42 @@ static void check_leaf(const mx_bank *b, const mx_bank_node *node)
 static void check_state(const mx_bank *b, const mx_bank_node *node, const mx_bank_entry *e)
 {
     require((e->state != NULL) == mx_bank_has_states(b), node, "a state too many or too few");
-    require(e->state != NULL || e->kind != MX_ENTRY_POINT, node, "a point without a state");
+    require(e->state != NULL || e->kind != MX_ENTRY_POINT || mx_bank_has_window(b), node,
+            "a point without a state");
     if (e->state != NULL) {
         size_t at = (size_t)node->page->index * MX_PAGE_TOKENS + e->n_rows;
         require(e->state->refs > 0 && e->state->n_tokens == at, node, "state of another position");
         require(e->node == node, node, "a boundary does not know its node");
         require(e->state_at < b->stats.n_states && b->states[e->state_at] == e, node,
                 "a boundary is not in the list");
+    }
+}
+
+/* Each entry holds the local rows of its window, and nobody else does for the bank. */
+static void check_windows(const mx_bank *b, mx_bank_tree *tree)
+{
+    const mx_kv_shape *s = mx_kv_pool_shape(b->pool);
+    for (mx_bank_node *n = mx_node_next(&tree->top); n != NULL; n = mx_node_next(n)) {
+        for (const mx_bank_entry *e = n->entries; e != NULL; e = e->next) {
+            size_t n_tokens = (size_t)n->page->index * MX_PAGE_TOKENS + e->n_rows;
+            require(e->node == n, n, "an entry does not know its node");
+            require((e->first_held != SIZE_MAX) == mx_bank_has_window(b), n, "holds too many or few");
+            if (e->first_held == SIZE_MAX) {
+                continue;
+            }
+            require(e->first_held <= mx_kv_first_seen(s, n_tokens), n, "an entry holds too little");
+            require(mx_page_has_local(s, n->page, e->n_rows), n, "the rows of an entry are gone");
+            for (mx_bank_node *at = n; at->page != NULL && at->page->index >= e->first_held;
+                 at = at->parent)
+            {
+                at->n_seen++;
+                require(at == n || mx_page_has_local(s, at->page, MX_PAGE_TOKENS), at,
+                        "the rows of an entry are gone");
+            }
+        }
+    }
+    for (mx_bank_node *n = mx_node_next(&tree->top); n != NULL; n = mx_node_next(n)) {
+        require(n->n_seen == n->n_needs, n, "count of the entries that hold its rows");
     }
 }
 
@@ -107,8 +136,10 @@ void mx_bank_check(const mx_bank *b)
             n_nodes++;
             n_leaves += n->n_children == 0;
             n_settle += n->wants_settle;
-            bytes += mx_kv_pool_page_bytes(b->pool) + sizeof *n + n->children_cap * sizeof(void *);
+            bytes += mx_node_bytes(b, n) + n->children_cap * sizeof(void *);
             check_page(n);
+            require(n->n_needs == 0 || n->page->local_refs > 0, n, "local rows that are not held");
+            n->n_seen = 0;
             check_children(n);
             check_leaf(b, n);
             for (const mx_bank_entry *e = n->entries; e != NULL; e = e->next) {
@@ -117,6 +148,7 @@ void mx_bank_check(const mx_bank *b)
                 check_state(b, n, e);
             }
         }
+        check_windows(b, tree);
     }
     for (const mx_bank_node *n = b->settle; n != NULL; n = n->settle_next) {
         require(n->wants_settle && n_settle-- > 0, n, "stray node on the settle list");

@@ -140,7 +140,9 @@ void mx_bank_describe(const mx_bank *b, const mx_hash256 *root, const int32_t *t
     }
     mx_bank_place p = mx_place_find(&tree->top, tokens, n);
     out->n_shared = p.n_tokens;
-    if (p.n_tokens < n && (p.n_tokens <= limit || mx_bank_has_states(b))) {
+    if (p.n_tokens < n
+        && (p.n_tokens <= limit || mx_bank_has_states(b) || mx_bank_has_window(b)))
+    {
         /* The rest of this page; p.common of its tokens are shared. */
         mx_child_hit hit = mx_node_find(p.at, tokens + p.n_tokens - p.common,
                                         page_part(n - p.n_tokens + p.common));
@@ -155,9 +157,16 @@ void mx_bank_describe(const mx_bank *b, const mx_hash256 *root, const int32_t *t
         (void)mx_place_boundary(p, tokens, &boundary);
         p = mx_place_clip(p, boundary);
     }
+    const size_t n_most = p.n_tokens;
+    if (mx_bank_has_window(b)) {
+        p = mx_window_clip(b, p, tokens);
+    }
     out->n_tokens = p.n_tokens;
     out->n_full_pages = p.n_tokens / MX_PAGE_TOKENS;
     out->kind = kind_of(b, p, tokens);
+    if (p.n_tokens < n_most && out->kind == MX_RESTORE_STEM) {
+        out->kind = MX_RESTORE_BOUNDARY;
+    }
     if (p.n_tokens == n) {
         const mx_bank_entry *e = mx_place_entry(p, tokens);
         out->hidden = e != NULL ? e->hidden : NULL;

@@ -32,11 +32,18 @@ static bool may_take_over(const mx_bank *b, mx_bank_node *node, uint32_t n_rows)
 static mx_page *copy_tail(mx_bank *b, const mx_seq *seq, mx_bank_node *node, uint32_t n_rows)
 {
     mx_page *from = mx_page_ref(node->page); /* making room must not evict it */
+    const bool is_held = mx_page_has_local(mx_kv_pool_shape(b->pool), from, n_rows);
+    if (is_held) {
+        mx_page_hold_local(from);
+    }
     mx_page *copy = mx_bank_take_page(b);
     if (copy != NULL) {
-        mx_page_copy_rows(mx_kv_pool_shape(b->pool), copy->payload, from->payload, n_rows);
+        mx_page_copy(b->pool, copy, from, n_rows);
         mx_page_link(copy, seq->n_pages > 0 ? seq->pages[seq->n_pages - 1] : NULL, &seq->root,
                      from->tokens, n_rows);
+    }
+    if (is_held) {
+        mx_page_drop_local(b->pool, from);
     }
     mx_page_unref(b->pool, from);
     return copy;
@@ -73,6 +80,13 @@ static mx_err restore_pages(mx_bank *b, mx_bank_tree *tree, mx_seq *seq, const i
         mx_child_hit hit = mx_node_find(at, next, n_next);
         if (hit.common == 0) {
             break;
+        }
+        if (hit.common < MX_PAGE_TOKENS && mx_bank_has_window(b)) {
+            uint32_t n_rows;
+            mx_bank_node *child = mx_window_child(b, at, next, hit.common, &n_rows);
+            if (n_rows == hit.common) {
+                hit.best = child;
+            }
         }
         mx_node_touch(b, hit.best);
         if (hit.common < MX_PAGE_TOKENS) {
@@ -157,6 +171,29 @@ static mx_err restore_boundary(mx_bank *b, mx_bank_tree *tree, mx_seq *seq, cons
     return first;
 }
 
+/* The greatest place within the first n tokens from which one can go on. */
+static mx_err restore_window(mx_bank *b, mx_bank_tree *tree, mx_seq *seq, const int32_t *tokens,
+                             size_t n)
+{
+    mx_err first = MX_OK;
+    tree->is_in_use = true;
+    for (;;) {
+        mx_bank_place p = mx_window_clip(b, mx_place_find(&tree->top, tokens, n), tokens);
+        mx_err e = restore_pages(b, tree, seq, tokens, p.n_tokens);
+        first = first == MX_OK ? e : first;
+        if ((e != MX_OK && e != MX_E_FULL) || mx_seq_can_go_on(seq)) {
+            break;
+        }
+        /* There is no room for the tail, and the whole pages before it do not do. */
+        assert(seq->n_tokens < p.n_tokens);
+        n = seq->n_tokens;
+        empty(seq);
+    }
+    tree->is_in_use = false;
+    mx_tree_drop_if_empty(b, tree);
+    return first;
+}
+
 /* approximate_restore: the state of a boundary a little behind what is shared, for what is shared.
  * False: the exact way, which gives as much, or there is no such boundary, or no room. */
 static bool restore_near(mx_bank *b, mx_bank_tree *tree, mx_seq *seq, const int32_t *tokens,
@@ -206,6 +243,8 @@ mx_err mx_bank_restore_cache(mx_bank *b, mx_seq *seq, const int32_t *tokens, siz
     if (tree != NULL && mx_bank_has_states(b)) {
         is_near = b->cfg.approximate_restore && restore_near(b, tree, seq, tokens, limit);
         e = is_near ? MX_OK : restore_boundary(b, tree, seq, tokens, limit);
+    } else if (tree != NULL && mx_bank_has_window(b)) {
+        e = restore_window(b, tree, seq, tokens, limit);
     } else if (tree != NULL) {
         e = restore_pages(b, tree, seq, tokens, limit);
     }
@@ -218,6 +257,12 @@ mx_err mx_bank_restore_cache(mx_bank *b, mx_seq *seq, const int32_t *tokens, siz
     }
     /* Last, because making room may have changed the tree and moved entries. */
     mx_bank_describe(b, &seq->root, tokens, n, seq->n_tokens, out);
+    if (mx_bank_has_window(b)) {
+        out->n_tokens = seq->n_tokens;
+        out->n_full_pages = seq->n_tokens / MX_PAGE_TOKENS;
+        bool is_short = out->kind == MX_RESTORE_STEM && seq->n_tokens < mx_min_size(limit, out->n_shared);
+        out->kind = is_short ? MX_RESTORE_BOUNDARY : out->kind;
+    }
     if (is_near) {
         out->n_tokens = seq->n_tokens;
         out->n_full_pages = seq->n_tokens / MX_PAGE_TOKENS;

@@ -266,7 +266,10 @@ double mx_leaf_value(const mx_bank *b, const mx_bank_node *node)
         static const double apart = 1e9;
         return node->use_log2 + (node->entries != NULL ? apart : -apart);
     }
-    size_t n_bytes = mx_kv_pool_page_bytes(b->pool) + sizeof *node;
+    if (mx_bank_has_window(b) && node->n_needs == 0) {
+        return node->use_log2 - 1e9; /* nothing can be resumed in it: the first to go */
+    }
+    size_t n_bytes = mx_node_bytes(b, node);
     for (const mx_bank_entry *e = node->entries; e != NULL; e = e->next) {
         n_bytes += mx_entry_bytes(b, e);
     }
@@ -340,6 +343,7 @@ void mx_entry_free(mx_bank *b, mx_bank_entry *e)
 {
     b->stats.bytes -= mx_entry_bytes(b, e);
     b->stats.n_entries--;
+    mx_window_release(b, e);
     if (e->state != NULL) {
         mx_boundary_remove(b, e);
         mx_kvstate_unref(b->pool, e->state);
@@ -360,11 +364,19 @@ static void move_entries(mx_bank *b, mx_bank_node *to, mx_bank_node *from, uint3
         last = last->next;
     }
     assert(to->entries == NULL || to->entries->n_rows > last->n_rows);
-    for (mx_bank_entry *e = first; e != last->next; e = e->next) {
-        e->node = to;
+    mx_bank_entry *rest = last->next, **link = &first;
+    from->entries = rest;
+    while (*link != rest) {
+        mx_bank_entry *e = *link;
+        if (mx_window_move(b, to, e)) {
+            link = &e->next;
+        } else {
+            *link = e->next;
+            mx_entry_free(b, e);
+            b->stats.evicted_entries++;
+        }
     }
-    from->entries = last->next;
-    last->next = to->entries;
+    *link = to->entries;
     to->entries = first;
     mx_node_revalue(b, to);
     mx_node_revalue(b, from);
@@ -374,7 +386,7 @@ size_t mx_node_add_bytes(const mx_bank *b, const mx_bank_node *at)
 {
     size_t growth = at->n_children < at->children_cap ? 0 : mx_max_size(at->children_cap, 8);
     growth += b->n_nodes < b->leaves_cap ? 0 : mx_max_size(b->leaves_cap, 8);
-    return mx_kv_pool_page_bytes(b->pool) + sizeof(mx_bank_node) + growth * sizeof(mx_bank_node *);
+    return mx_node_bytes(b, &(mx_bank_node){0}) + growth * sizeof(mx_bank_node *);
 }
 
 mx_err mx_node_add(mx_bank *b, mx_bank_node *at, mx_page *page, uint32_t n_rows, mx_bank_node **out)
@@ -407,7 +419,7 @@ mx_err mx_node_add(mx_bank *b, mx_bank_node *at, mx_page *page, uint32_t n_rows,
     at->n_children++;
     b->n_nodes++;
     b->stats.n_pages++;
-    b->stats.bytes += mx_kv_pool_page_bytes(b->pool) + sizeof *node;
+    b->stats.bytes += mx_node_bytes(b, node);
     leaf_remove(b, at);
     mx_leaf_push(b, node);
     mx_node_touch(b, node);
@@ -423,13 +435,34 @@ mx_err mx_node_add(mx_bank *b, mx_bank_node *at, mx_page *page, uint32_t n_rows,
     return MX_OK;
 }
 
+/* All that end in the node. */
+static void drop_entries(mx_bank *b, mx_bank_node *node)
+{
+    while (node->entries != NULL) {
+        mx_bank_entry *e = node->entries;
+        node->entries = e->next;
+        mx_entry_free(b, e);
+        b->stats.evicted_entries++;
+    }
+}
+
 void mx_node_set_page(mx_bank *b, mx_bank_node *node, mx_page *page, uint32_t n_rows)
 {
     assert(n_rows >= node->n_rows && n_rows <= page->n_rows && node->n_children == 0);
-    node->page->owner = NULL;
-    mx_page_unref(b->pool, node->page);
-    assert(page->owner == NULL);
+    mx_page *old = node->page;
+    assert(page == old || page->owner == NULL);
     node->page = page;
+    if (node->n_needs > 0 && !mx_window_give_rows(b, node, old, node->n_rows)) {
+        node->page = old;
+        drop_entries(b, node);
+        node->page = page;
+    }
+    if (node->n_needs > 0) {
+        mx_page_hold_local(page);
+        mx_page_drop_local(b->pool, old);
+    }
+    old->owner = NULL;
+    mx_page_unref(b->pool, old);
     page->owner = node;
     node->n_rows = n_rows;
     mx_node_revalue(b, node);
@@ -475,12 +508,7 @@ void mx_node_drop(mx_bank *b, mx_bank_node *node)
                                       right->n_rows);
         move_entries(b, right, node, c);
     }
-    while (node->entries != NULL) {
-        mx_bank_entry *e = node->entries;
-        node->entries = e->next;
-        mx_entry_free(b, e);
-        b->stats.evicted_entries++;
-    }
+    drop_entries(b, node);
     leaf_remove(b, node);
     settle_list_remove(b, node);
     at->n_children--;
@@ -488,8 +516,8 @@ void mx_node_drop(mx_bank *b, mx_bank_node *node)
     b->n_nodes--;
     b->stats.n_pages--;
     b->stats.evicted_pages++;
-    b->stats.bytes -= mx_kv_pool_page_bytes(b->pool) + sizeof *node +
-                      node->children_cap * sizeof *node->children;
+    assert(node->n_needs == 0);
+    b->stats.bytes -= mx_node_bytes(b, node) + node->children_cap * sizeof *node->children;
     node->page->owner = NULL;
     mx_page_unref(b->pool, node->page);
     mx_free(node->children);

@@ -31,8 +31,9 @@ struct mx_bank_entry {
     uint64_t used_us;     /* mx_now_us of the last snapshot or exact restore */
     float *hidden;        /* [n_hidden], owned; or NULL */
     bool is_pinned;       /* not evicted, and so neither is its path */
-    mx_kvstate *state;    /* one reference; NULL when the shape has no states. Then also: */
     mx_bank_node *node;
+    size_t first_held;    /* the local rows of the pages from here to node's are held; SIZE_MAX: none */
+    mx_kvstate *state;    /* one reference; NULL when the shape has no states. Then also: */
     double use_log2;      /* of restores that ended here, see mx_node_touch */
     size_t state_at;      /* index in mx_bank.states */
 };
@@ -46,6 +47,7 @@ struct mx_bank_node {
     size_t children_cap;
     mx_bank_node **children; /* [n_children] ascending by tokens */
     mx_bank_entry *entries;
+    size_t n_needs;          /* entries that hold the page's local rows: then we do */
     double use_log2;         /* see mx_node_touch */
     double value_log2;       /* the eviction order, while the node is a leaf */
     size_t heap_at;          /* index in mx_bank.leaves, or NOT_A_LEAF */
@@ -53,6 +55,7 @@ struct mx_bank_node {
     mx_bank_node *settle_next;
     mx_bank_node *stash_next; /* while pinned leaves are set aside */
     size_t walk_at;          /* mx_node_next */
+    size_t n_seen;           /* scratch of the invariant walker */
 };
 
 /* Everything that was computed under one root. */
@@ -157,6 +160,29 @@ void mx_boundary_remove(mx_bank *b, mx_bank_entry *e);
 /* Drops the boundary whose loss costs least and whose state nobody else uses. False: there is
  * none. */
 bool mx_boundary_evict(mx_bank *b);
+
+/* bank_window.c */
+bool mx_bank_has_window(const mx_bank *b);
+/* What the bank counts for a node: its page, without local where no entry holds that. */
+size_t mx_node_bytes(const mx_bank *b, const mx_bank_node *node);
+/* At most what an entry at n_tokens adds to that, whose page is at's or continues it. */
+size_t mx_window_bytes(const mx_bank *b, const mx_bank_node *at, size_t n_tokens);
+/* The entry, which ends in node, takes its holds. False: the rows that one could go on with from there
+ * are not there, and nothing is held. True without windowed layers. */
+bool mx_window_hold(mx_bank *b, mx_bank_node *node, mx_bank_entry *e);
+void mx_window_release(mx_bank *b, mx_bank_entry *e);
+/* The page of `to` gets local rows, if it does not have n_rows of them, from one that begins alike.
+ * False: that one has not either, or the pool is exhausted. */
+bool mx_window_give_rows(mx_bank *b, mx_bank_node *to, const mx_page *from, uint32_t n_rows);
+/* The entry is now of `to`, a sibling that begins with its tokens. False: it cannot be, and nothing
+ * has changed. */
+bool mx_window_move(mx_bank *b, mx_bank_node *to, mx_bank_entry *e);
+/* The child of which most of the first `common` tokens are there for all layers, and how many; NULL
+ * and 0 for none. */
+mx_bank_node *mx_window_child(const mx_bank *b, const mx_bank_node *at, const int32_t *tokens,
+                              uint32_t common, uint32_t *n_rows);
+/* The greatest place at or before p from which one can go on. */
+mx_bank_place mx_window_clip(const mx_bank *b, mx_bank_place p, const int32_t *tokens);
 
 /* The eviction value that a page would have which was computed and used once, now. */
 double mx_leaf_fresh_value(const mx_bank *b);

@@ -31,7 +31,7 @@ static size_t pages_for(size_t n_tokens)
 
 void mx_seq_init(mx_seq *s, mx_kv_pool *pool, const mx_hash256 *root)
 {
-    *s = (mx_seq){.pool = pool, .root = *root};
+    *s = (mx_seq){.pool = pool, .root = *root, .keep_from = SIZE_MAX};
 }
 
 /* Gives back the append right of the page that takes row n_tokens. */
@@ -50,8 +50,32 @@ static void drop_right(mx_seq *s)
 static void drop_pages(mx_seq *s, size_t n)
 {
     while (s->n_pages > n) {
-        mx_page_unref(s->pool, s->pages[--s->n_pages]);
+        mx_page *page = s->pages[--s->n_pages];
+        if (s->n_pages >= s->first_local) {
+            mx_page_drop_local(s->pool, page);
+        }
+        mx_page_unref(s->pool, page);
     }
+    s->first_local = mx_min_size(s->first_local, n);
+}
+
+/* From now on the local rows are held from page n on only. */
+static void drop_local_before(mx_seq *s, size_t n)
+{
+    for (; s->first_local < n; s->first_local++) {
+        mx_page_drop_local(s->pool, s->pages[s->first_local]);
+    }
+}
+
+void mx_seq_trim(mx_seq *s)
+{
+    size_t n = mx_kv_first_kept(mx_kv_pool_shape(s->pool), s->n_tokens);
+    drop_local_before(s, mx_min_size(mx_min_size(n, s->keep_from), s->n_pages));
+}
+
+bool mx_seq_can_go_on(const mx_seq *s)
+{
+    return s->first_local <= mx_kv_first_seen(mx_kv_pool_shape(s->pool), s->n_tokens);
 }
 
 void mx_seq_free(mx_seq *s)
@@ -100,9 +124,11 @@ static void replace_tail(mx_seq *s, mx_page *copy, uint32_t n_rows)
 {
     size_t at = s->n_tokens / MX_PAGE_TOKENS;
     mx_page *tail = s->pages[at];
-    mx_page_copy_rows(mx_kv_pool_shape(s->pool), copy->payload, tail->payload, n_rows);
+    mx_page_copy(s->pool, copy, tail, n_rows);
     mx_page_link(copy, at > 0 ? s->pages[at - 1] : NULL, &s->root, tail->tokens, n_rows);
+    mx_page_hold_local(copy);
     s->pages[at] = copy;
+    mx_page_drop_local(s->pool, tail);
     mx_page_unref(s->pool, tail);
 }
 
@@ -111,6 +137,8 @@ mx_err mx_seq_reserve(mx_seq *s, size_t n_new)
     size_t total, n_old = s->n_pages;
     const bool wants_state = n_new > 0 && s->next == NULL && mx_kv_pool_state_pages(s->pool) > 0;
     assert(mx_kv_pool_state_pages(s->pool) == 0 || (s->state != NULL) == (s->n_tokens > 0));
+    assert(mx_seq_can_go_on(s));
+    mx_seq_trim(s);
     if (n_new <= s->n_reserved && !wants_state) {
         return MX_OK;
     }
@@ -139,6 +167,7 @@ mx_err mx_seq_reserve(mx_seq *s, size_t n_new)
         mx_page *page = mx_page_alloc(s->pool);
         got_all = page != NULL;
         if (got_all) {
+            mx_page_hold_local(page);
             s->pages[s->n_pages++] = page;
         }
     }
@@ -228,6 +257,9 @@ void mx_seq_cut(mx_seq *s, size_t n_tokens)
         return;
     }
     n_tokens = mx_kv_pool_state_pages(s->pool) > 0 ? 0 : n_tokens;
+    if (s->first_local > mx_kv_first_seen(mx_kv_pool_shape(s->pool), n_tokens)) {
+        n_tokens = 0;
+    }
     drop_right(s);
     drop_pages(s, pages_for(n_tokens));
     s->n_tokens = n_tokens;
@@ -248,6 +280,12 @@ mx_err mx_seq_push_page(mx_seq *s, mx_page *page, uint32_t n_rows)
     }
     s->pages[s->n_pages++] = page;
     s->n_tokens += n_rows;
+    if (mx_page_has_local(mx_kv_pool_shape(s->pool), page, n_rows)) {
+        mx_page_hold_local(page);
+    } else {
+        drop_local_before(s, s->n_pages - 1);
+        s->first_local = s->n_pages;
+    }
     return MX_OK;
 }
 
@@ -268,17 +306,24 @@ mx_err mx_seq_fork(mx_seq *dst, const mx_seq *src, size_t n_tokens)
     if (mx_kv_pool_state_pages(src->pool) > 0 && n_tokens != 0 && n_tokens != src->n_tokens) {
         return MX_E_INVALID;
     }
+    mx_err e = MX_OK;
     for (size_t i = 0; i < pages_for(n_tokens); i++) {
         size_t left = n_tokens - i * MX_PAGE_TOKENS;
         mx_page *page = mx_page_ref(src->pages[i]);
-        mx_err e = mx_seq_push_page(dst, page, (uint32_t)mx_min_size(left, MX_PAGE_TOKENS));
+        e = mx_seq_push_page(dst, page, (uint32_t)mx_min_size(left, MX_PAGE_TOKENS));
         if (e != MX_OK) {
             mx_page_unref(src->pool, page);
-            drop_right(dst);
-            drop_pages(dst, 0);
-            dst->n_tokens = 0;
-            return e;
+            break;
         }
+    }
+    if (e == MX_OK && !mx_seq_can_go_on(dst)) {
+        e = MX_E_INVALID;
+    }
+    if (e != MX_OK) {
+        drop_right(dst);
+        drop_pages(dst, 0);
+        dst->n_tokens = 0;
+        return e;
     }
     dst->state = n_tokens > 0 && src->state != NULL ? mx_kvstate_ref(src->state) : NULL;
     return MX_OK;
@@ -328,10 +373,16 @@ void mx_seq_check(const mx_seq *s)
         check_states(s);
     }
     require(s->n_pages <= s->pages_cap, 0, "more pages than room");
+    require(s->first_local <= s->n_pages, 0, "holds begin behind the last page");
     require(s->n_pages == pages_for(s->n_tokens + s->n_reserved), 0, "wrong number of pages");
     for (size_t i = 0; i < s->n_pages; i++) {
         const mx_page *page = s->pages[i];
         require(page->refs > 0, i, "not referenced");
+        require(i < s->first_local || page->local_refs > 0, i, "local rows that are not held");
+        uint32_t n_seen = (uint32_t)mx_min_size(
+            s->n_tokens - mx_min_size(i * MX_PAGE_TOKENS, s->n_tokens), MX_PAGE_TOKENS);
+        require(i < s->first_local || mx_page_has_local(mx_kv_pool_shape(s->pool), page, n_seen), i,
+                "local rows that are held are gone");
         if (i * MX_PAGE_TOKENS < s->n_tokens) {
             check_committed(s, i, page);
         } else {

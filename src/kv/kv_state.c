@@ -58,7 +58,7 @@ static mx_kvstate *create(mx_kv_pool *p)
 mx_kvstate *mx_kvstate_alloc(mx_kv_pool *p)
 {
     assert(p->state_pages > 0);
-    if (mx_kv_pool_used(p) + p->state_pages > p->max_pages) {
+    if (mx_kv_pool_used_bytes(p) + p->state_pages * p->page_bytes > p->max_bytes) {
         return NULL;
     }
     mx_kvstate *st = p->free_states;
@@ -158,8 +158,7 @@ void mx_kvstate_check_all(const mx_kv_pool *p)
     require(n_all == p->n_states && n_free == p->n_free_states && n_unused == n_free,
             "a state is neither used nor free");
     require(p->state_pages > 0 || p->n_states == 0, "a state that the shape does not have");
-    require(p->n_known - p->n_bare + p->n_states * p->state_pages <= p->max_pages,
-            "more memory than the budget");
+    require(mx_kv_pool_resident(p) <= p->max_bytes, "more memory than the budget");
 }
 #else
 void mx_kvstate_check_all(const mx_kv_pool *p)

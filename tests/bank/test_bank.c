@@ -9,7 +9,7 @@
 
 enum { N_HIDDEN = 3, MAX_TOKENS = 1024 };
 
-static const mx_kv_shape shape = {2, 2, 4, MX_KV_F16, 0}; /* 4 KiB a page */
+static const mx_kv_shape shape = {2, 2, 4, MX_KV_F16, 0, 0, 0}; /* 4 KiB a page */
 static const mx_hash256 root_a = {{1}}, root_b = {{2}};
 static const mx_bank_config default_config = {
     .near_prefix_gap = 8, .lazy_snapshot = true, .n_hidden = N_HIDDEN, .us_per_token = 1000};

@@ -8,7 +8,7 @@
 #include "bank/bank.h"
 #include "base/mem.h"
 
-static const mx_kv_shape shape = {2, 2, 4, MX_KV_F16, 0}; /* 4 KiB a page */
+static const mx_kv_shape shape = {2, 2, 4, MX_KV_F16, 0, 0, 0}; /* 4 KiB a page */
 static const mx_hash256 root_a = {{1}}, root_b = {{2}};
 
 typedef struct fixture {

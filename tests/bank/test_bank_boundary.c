@@ -10,7 +10,7 @@
 
 enum { N_HIDDEN = 2, MAX_TOKENS = 1024 + 64 };
 
-static const mx_kv_shape shape = {1, 2, 4, MX_KV_F16, 6000}; /* a state counts as two pages */
+static const mx_kv_shape shape = {1, 2, 4, MX_KV_F16, 6000, 0, 0}; /* a state counts as two pages */
 static const mx_hash256 root = {{1}};
 static const mx_bank_config plain_config = {
     .near_prefix_gap = 8, .lazy_snapshot = true, .n_hidden = N_HIDDEN, .us_per_token = 1000};

@@ -8,7 +8,8 @@
  * number of pages is that of distinct ones; each reference of each page has an owner. Rows are made
  * from the hash of their token prefix, so a row from elsewhere does not go unnoticed, and so are
  * states: with a shape that has them, each entry holds one, and a restore must end where the greatest
- * entry within the common prefix does.
+ * entry within the common prefix does. With windowed layers it must end at the greatest place within
+ * the common prefix behind which all rows are there that the next token sees.
  */
 #include "kv/kv_help.h"
 
@@ -28,7 +29,10 @@ enum {
 };
 
 /* Pages of 4 KiB; a state counts as two of them. */
-static const mx_kv_shape plain = {1, 2, 4, MX_KV_F16, 0}, stateful = {1, 2, 4, MX_KV_F16, 5000};
+static const mx_kv_shape plain = {1, 2, 4, MX_KV_F16, 0, 0, 0}, stateful = {1, 2, 4, MX_KV_F16, 5000, 0, 0};
+
+/* Two blocks of 4 KiB a page, and a window that begins in the middle of pages. */
+static const mx_kv_shape windowed = {2, 2, 4, MX_KV_F16, 0, 1, 70};
 
 /* A stored token list; its end may be an entry. */
 typedef struct list {
@@ -37,6 +41,7 @@ typedef struct list {
     bool is_entry;
     bool is_point; /* an entry that is a boundary only */
     bool has_hidden;
+    uint32_t n_local[MAX_TOKENS / MX_PAGE_TOKENS + 1]; /* of each page, rows of windowed layers */
     int32_t t[MAX_TOKENS];
 } list;
 
@@ -58,7 +63,7 @@ static const bool can_count_refs = false;
 typedef struct world {
     uint64_t seed, rng;
     unsigned step;
-    bool has_states, is_approximate;
+    bool has_states, has_window, is_approximate;
     mx_kv_pool *pool;
     mx_bank *bank;
     mx_hash256 roots[N_ROOTS];
@@ -135,6 +140,7 @@ static void see_point(void *arg, const mx_bank_point *p)
         size_t first = (size_t)page->index * MX_PAGE_TOKENS;
         size_t n = page == p->page ? l->n - first : MX_PAGE_TOKENS;
         memcpy(l->t + first, page->tokens, n * sizeof *page->tokens);
+        l->n_local[page->index] = page->local != NULL ? page->local_rows : 0;
     }
     for (int i = 0; l->has_hidden && i < N_HIDDEN; i++) {
         EXPECT(w, p->hidden[i] == hidden_of(l->t, l->n, i), "a hidden vector of another prefix");
@@ -154,6 +160,14 @@ static void require_refs(void *arg, const mx_bank_point *p)
     world *w = arg;
     EXPECT(w, !can_count_refs || p->page->refs == p->page->n_seen,
            "a stored page has %u references, %u are known", p->page->refs, p->page->n_seen);
+    size_t n_holds = p->page->local != NULL; /* the node's, at most */
+    for (int i = 0; i < N_SEQS; i++) {
+        const mx_seq *s = &w->runs[i].seq;
+        size_t k = (size_t)p->page->index;
+        n_holds += k >= s->first_local && k < s->n_pages && s->pages[k] == p->page;
+    }
+    EXPECT(w, p->page->local_refs <= n_holds, "page %zu is held %u times, %zu are known",
+           (size_t)p->page->index, p->page->local_refs, n_holds);
 }
 
 /* How many pages hold all that is stored when nothing is there twice: prefixes cut at pages, except
@@ -265,6 +279,31 @@ static size_t model_boundary(const world *w, int root, const int32_t *t, size_t 
     return best;
 }
 
+/* The greatest place within the first n tokens from which one can go on. */
+static size_t model_window(const world *w, int root, const int32_t *t, size_t n)
+{
+    uint32_t rows[MAX_TOKENS / MX_PAGE_TOKENS + 1] = {0};
+    for (size_t i = 0; i < w->n_seen; i++) {
+        const list *l = &w->seen[i];
+        size_t c = l->root == root ? common(l->t, l->n, t, n) : 0;
+        for (size_t k = 0; k * MX_PAGE_TOKENS < c; k++) {
+            size_t m = mx_min_size(c - k * MX_PAGE_TOKENS, l->n_local[k]);
+            rows[k] = (uint32_t)mx_max_size(rows[k], mx_min_size(m, MX_PAGE_TOKENS));
+        }
+    }
+    for (size_t m = n; m > 0; m--) {
+        size_t last = (m - 1) / MX_PAGE_TOKENS;
+        bool is_good = rows[last] >= m - last * MX_PAGE_TOKENS;
+        for (size_t k = 0; k < last && is_good; k++) {
+            is_good = rows[k] == MX_PAGE_TOKENS || (k + 1) * MX_PAGE_TOKENS + windowed.window < m + 2;
+        }
+        if (is_good) {
+            return m;
+        }
+    }
+    return 0;
+}
+
 /* Is there an entry at most GAP tokens behind the n tokens, and none at them? */
 static bool model_is_near(const world *w, int root, const int32_t *t, size_t n)
 {
@@ -282,7 +321,8 @@ static bool model_is_near(const world *w, int root, const int32_t *t, size_t n)
 }
 
 /* Everything about a match but its length. limit: what cut it short, if anything. */
-static void check_match(world *w, int root, const int32_t *t, size_t n, const mx_bank_match *m)
+static void check_match(world *w, int root, const int32_t *t, size_t n, size_t limit,
+                        const mx_bank_match *m)
 {
     size_t lcp = model_lcp(w, root, t, n);
     mx_restore_kind kind = m->n_tokens > 0 ? MX_RESTORE_STEM : MX_RESTORE_NONE;
@@ -301,10 +341,13 @@ static void check_match(world *w, int root, const int32_t *t, size_t n, const mx
         {
             kind = MX_RESTORE_NEAR_PREFIX;
         }
-        if ((m->n_tokens == lcp || w->has_states) && c == lcp && lcp < n && l->n > lcp) {
+        if ((m->n_tokens == lcp || w->has_states || w->has_window) && c == lcp && lcp < n && l->n > lcp) {
             diverged = true;
             token_is_right |= l->t[lcp] == m->stored_token;
         }
+    }
+    if (w->has_window && kind == MX_RESTORE_STEM && m->n_tokens < mx_min_size(lcp, limit)) {
+        kind = MX_RESTORE_BOUNDARY;
     }
     EXPECT(w, m->kind == kind, "%zu of %zu tokens: expected %s, got %s", m->n_tokens, n,
            mx_restore_kind_name(kind), mx_restore_kind_name(m->kind));
@@ -375,8 +418,29 @@ static void restore_with_state(world *w, run *r, const int32_t *t, size_t n, siz
     }
     follow(w);
     if (!m.is_approximate) {
-        check_match(w, r->root, t, n, &m);
+        check_match(w, r->root, t, n, max, &m);
     }
+    w->n_restored_tokens += m.n_tokens;
+    if (pick(w, 4) > 0) {
+        extend(w, r, n);
+    }
+}
+
+/* Ends where all is there, or before that where there was no page for its tail. */
+static void restore_with_window(world *w, run *r, const int32_t *t, size_t n, size_t max)
+{
+    mx_bank_match m;
+    size_t n_shared = mx_min_size(model_lcp(w, r->root, t, n), max);
+    size_t expected = model_window(w, r->root, t, n_shared);
+    mx_err e = mx_bank_restore_cache(w->bank, &r->seq, t, n, max, &m);
+    EXPECT(w, e == MX_OK || e == MX_E_FULL, "restore: %s", mx_err_name(e));
+    EXPECT(w, m.n_tokens == r->seq.n_tokens, "restored %zu, said %zu", r->seq.n_tokens, m.n_tokens);
+    EXPECT(w, e == MX_OK ? m.n_tokens == expected : m.n_tokens < expected,
+           "restored %zu of %zu: %s", m.n_tokens, expected, mx_err_name(e));
+    EXPECT(w, mx_seq_can_go_on(&r->seq), "%zu tokens, but nobody can go on", m.n_tokens);
+    w->n_full += e == MX_E_FULL;
+    follow(w);
+    check_match(w, r->root, t, n, max, &m);
     w->n_restored_tokens += m.n_tokens;
     if (pick(w, 4) > 0) {
         extend(w, r, n);
@@ -389,6 +453,7 @@ static void step_restore(world *w, run *r)
     r->is_approximate = false;
     r->root = (int)pick(w, N_ROOTS);
     mx_seq_init(&r->seq, w->pool, &w->roots[r->root]);
+    follow(w); /* local rows that only the sequence held are gone */
     int32_t t[MAX_TOKENS];
     size_t n = make_prompt(w, t);
     memcpy(r->t, t, n * sizeof *t);
@@ -396,16 +461,22 @@ static void step_restore(world *w, run *r)
 
     mx_bank_match m;
     mx_bank_lookup(w->bank, &w->roots[r->root], t, n, &m);
-    size_t found = w->has_states ? model_boundary(w, r->root, t, lcp) : lcp;
+    size_t found = w->has_states   ? model_boundary(w, r->root, t, lcp)
+                   : w->has_window ? model_window(w, r->root, t, lcp)
+                                   : lcp;
     EXPECT(w, m.n_tokens == found, "lookup of %zu tokens finds %zu, expected %zu", n, m.n_tokens,
            found);
-    check_match(w, r->root, t, n, &m);
+    check_match(w, r->root, t, n, n, &m);
 
     size_t max = pick(w, 3) == 0 ? n : pick(w, 4) == 0 ? pick(w, (uint32_t)n + 1) : n - 1;
     size_t expected = mx_min_size(lcp, max);
     bool is_near = w->is_approximate && model_is_near(w, r->root, t, expected);
     if (w->has_states) {
         restore_with_state(w, r, t, n, max, expected, is_near);
+        return;
+    }
+    if (w->has_window) {
+        restore_with_window(w, r, t, n, max);
         return;
     }
     mx_err e = mx_bank_restore_cache(w->bank, &r->seq, t, n, max, &m);
@@ -420,7 +491,7 @@ static void step_restore(world *w, run *r)
     EXPECT(w, m.n_tokens == expected && r->seq.n_tokens == expected,
            "restored %zu (sequence: %zu), expected %zu", m.n_tokens, r->seq.n_tokens, expected);
     follow(w); /* room may have been made */
-    check_match(w, r->root, t, n, &m);
+    check_match(w, r->root, t, n, max, &m);
     w->n_restored_tokens += expected;
     if (pick(w, 4) > 0) {
         extend(w, r, n);
@@ -455,6 +526,14 @@ static void step_store(world *w, run *r, bool as_entry)
     }
     if (n_full > 0) {
         model_add(w, r->root, r->t, n_full, false, false, false);
+    }
+    if (e == MX_OK && w->has_window && n > 0 && pick(w, 2)) {
+        size_t at = 1 + pick(w, (uint32_t)n);
+        mx_err kept = mx_bank_keep_window(w->bank, &r->seq, at);
+        EXPECT(w, kept == MX_OK || kept == MX_E_FULL, "keep: %s", mx_err_name(kept));
+        if (kept == MX_OK) {
+            model_add(w, r->root, r->t, at, true, false, true);
+        }
     }
     if (e == MX_OK && as_entry) {
         model_add(w, r->root, r->t, n, true, has_hidden, kind == MX_ENTRY_POINT);
@@ -505,7 +584,8 @@ static void step(world *w)
             r->root = other->root;
             r->is_approximate = other->is_approximate;
             mx_seq_init(&r->seq, w->pool, &w->roots[r->root]);
-            EXPECT(w, mx_seq_fork(&r->seq, &other->seq, n_fork) == MX_OK, "fork");
+            mx_err e = mx_seq_fork(&r->seq, &other->seq, n_fork);
+            EXPECT(w, e == MX_OK || (w->has_window && e == MX_E_INVALID), "fork");
             memcpy(r->t, other->t, n_fork * sizeof *r->t);
         }
         break;
@@ -523,7 +603,7 @@ static void step(world *w)
             size_t n_free = mx_kv_pool_max(w->pool) - mx_kv_pool_used(w->pool);
             size_t got = mx_bank_evict(w->bank, n_free + pick(w, 6));
             size_t n_now = mx_kv_pool_max(w->pool) - mx_kv_pool_used(w->pool);
-            EXPECT(w, n_now == n_free + got, "%zu pages freed, %zu said", n_now - n_free, got);
+            EXPECT(w, w->has_window ? n_now >= n_free : n_now == n_free + got, "%zu pages freed, %zu said", n_now - n_free, got);
         }
         break;
     default:
@@ -543,6 +623,7 @@ static size_t history_of(const mx_kv_shape *shape, uint64_t seed, size_t n_pages
     int64_t live = mx_mem_live();
     world w = {.seed = seed, .rng = seed * 1000003, .roots = {{{3}}, {{4}}}};
     w.has_states = shape->state_bytes > 0;
+    w.has_window = shape->n_local > 0;
     w.is_approximate = cfg->approximate_restore;
     w.model = mx_calloc(MAX_LISTS, sizeof *w.model);
     w.seen = mx_calloc(MAX_LISTS, sizeof *w.seen);
@@ -639,6 +720,27 @@ static void test_states(void **state)
     }
 }
 
+static void test_windows(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 71; seed < 71 + n_histories(9); seed++) {
+        mx_bank_config cfg = base_config;
+        cfg.lazy_snapshot = seed % 3 != 0;
+        cfg.settle_snapshot = seed % 3 != 1;
+        (void)history_of(&windowed, seed, seed % 2 ? 200 : 20, &cfg);
+    }
+}
+
+static void test_windows_small_budget(void **state)
+{
+    (void)state;
+    mx_bank_config cfg = base_config;
+    cfg.max_bytes = 20 * 4096 + 16384;
+    for (uint64_t seed = 81; seed < 81 + n_histories(4); seed++) {
+        (void)history_of(&windowed, seed, 60, &cfg);
+    }
+}
+
 static void test_states_small_budget(void **state)
 {
     (void)state;
@@ -664,6 +766,8 @@ static void test_states_approximate(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_windows_small_budget),
         cmocka_unit_test(test_states),
         cmocka_unit_test(test_states_small_budget),
         cmocka_unit_test(test_states_approximate),

@@ -39,7 +39,7 @@ static void fill(int32_t *tokens, size_t n, size_t n_stem, int32_t stem, int32_t
 static void open_trace(trace *t, size_t state_bytes)
 {
     *t = (trace){.live = mx_mem_live(), .rng = 2026};
-    mx_kv_shape shape = {4, 4, 16, MX_KV_F16, state_bytes}; /* 64 KiB a page */
+    mx_kv_shape shape = {4, 4, 16, MX_KV_F16, state_bytes, 0, 0}; /* 64 KiB a page */
     size_t page_bytes = 65536;
     assert_int_equal(mx_kv_pool_create(&t->pool, &shape, 2 * MAX_TOKENS / MX_PAGE_TOKENS, NULL),
                      MX_OK);

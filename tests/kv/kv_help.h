@@ -92,6 +92,46 @@ MX_INLINE bool help_row_is(const mx_kv_shape *s, uint8_t *payload, uint32_t row,
     return true;
 }
 
+/* The same of a page: element e of a row, the scale behind it. Local rows must be there. */
+MX_INLINE uint8_t *help_page_elem(const mx_kv_shape *s, const mx_page *page, uint32_t row, uint32_t e)
+{
+    size_t bytes = mx_kv_elem_bytes(s->type);
+    uint32_t d = e % s->head_dim, tile = e / s->head_dim;
+    uint32_t layer = tile / 2 / s->n_kv_heads, head = tile / 2 % s->n_kv_heads;
+    return tile % 2 == 0
+               ? mx_page_k_of(s, page, layer, head) + (d * MX_PAGE_TOKENS + row) * bytes
+               : mx_page_v_of(s, page, layer, head) + (row * s->head_dim + d) * bytes;
+}
+
+/* Elements of a row in the layers that have no window. */
+MX_INLINE uint32_t help_n_global(const mx_kv_shape *s)
+{
+    return (s->n_layers - s->n_local) * s->n_kv_heads * 2 * s->head_dim;
+}
+
+/* Types without scales only. */
+MX_INLINE void help_write_page_row(const mx_kv_shape *s, const mx_page *page, uint32_t row,
+                                   uint64_t hash)
+{
+    for (uint32_t e = 0; e < help_n_elems(s); e++) {
+        uint64_t v = help_mix(hash + e);
+        memcpy(help_page_elem(s, page, row, e), &v, mx_kv_elem_bytes(s->type));
+    }
+}
+
+MX_INLINE bool help_page_row_is(const mx_kv_shape *s, const mx_page *page, uint32_t row,
+                                uint64_t hash, bool with_local)
+{
+    uint32_t n = with_local ? help_n_elems(s) : help_n_global(s);
+    for (uint32_t e = 0; e < n; e++) {
+        uint64_t v = help_mix(hash + e);
+        if (memcmp(help_page_elem(s, page, row, e), &v, mx_kv_elem_bytes(s->type)) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 MX_INLINE mx_page *help_page_of(const mx_seq *s, size_t pos)
 {
     return s->pages[pos / MX_PAGE_TOKENS];
@@ -128,8 +168,7 @@ MX_INLINE mx_err help_feed(mx_seq *s, const int32_t *tokens, size_t n)
     uint64_t h = help_prefix_hash(tokens, from);
     for (size_t i = from; i < n; i++) {
         h = help_extend(h, tokens[i]);
-        help_write_row(mx_kv_pool_shape(s->pool), help_page_of(s, i)->payload, i % MX_PAGE_TOKENS,
-                       h);
+        help_write_page_row(mx_kv_pool_shape(s->pool), help_page_of(s, i), i % MX_PAGE_TOKENS, h);
     }
     if (s->next != NULL) {
         help_write_state(mx_kv_pool_shape(s->pool), s->next, n, h);
@@ -150,7 +189,9 @@ MX_INLINE void help_check_rows(const mx_seq *s, const int32_t *tokens, uint64_t 
             fail_msg("seed %llu: position %zu holds token %d, expected %d",
                      (unsigned long long)seed, i, page->tokens[i % MX_PAGE_TOKENS], tokens[i]);
         }
-        if (!help_row_is(mx_kv_pool_shape(s->pool), page->payload, i % MX_PAGE_TOKENS, h)) {
+        if (!help_page_row_is(mx_kv_pool_shape(s->pool), page, i % MX_PAGE_TOKENS, h,
+                              i / MX_PAGE_TOKENS >= s->first_local))
+        {
             fail_msg("seed %llu: the row at position %zu belongs to another prefix",
                      (unsigned long long)seed, i);
         }

@@ -11,9 +11,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static const mx_kv_shape f16_shape = {2, 2, 4, MX_KV_F16, 0};
-static const mx_kv_shape f32_shape = {3, 1, 6, MX_KV_F32, 0};
-static const mx_kv_shape q8_shape = {2, 3, 5, MX_KV_Q8, 0};
+static const mx_kv_shape f16_shape = {2, 2, 4, MX_KV_F16, 0, 0, 0};
+static const mx_kv_shape f32_shape = {3, 1, 6, MX_KV_F32, 0, 0, 0};
+static const mx_kv_shape q8_shape = {2, 3, 5, MX_KV_Q8, 0, 0, 0};
 static const mx_hash256 root = {{7}};
 
 static int32_t numbers[40 * MX_PAGE_TOKENS];
@@ -49,10 +49,10 @@ static void test_sizes(void **state)
     assert_int_equal(mx_kv_rows_bytes(&q8_shape, 7), 2 * 3 * 2 * 7 * (5 + 4));
     assert_int_equal(mx_kv_rows_bytes(&f32_shape, 0), 0);
     assert_int_equal(mx_kv_rows_bytes(&f32_shape, 65), 0);
-    mx_kv_shape bad[] = {{0, 1, 64, MX_KV_F16, 0},          {1, 0, 64, MX_KV_F16, 0},
-                         {1, 1, 0, MX_KV_F16, 0},           {UINT32_MAX, 1, 64, MX_KV_F16, 0},
-                         {1 << 16, 1 << 16, 1 << 16, MX_KV_F32, 0}, {1, 1, 64, (mx_kv_type)9, 0},
-                         {1, 1, 64, MX_KV_F16, SIZE_MAX}};
+    mx_kv_shape bad[] = {{0, 1, 64, MX_KV_F16, 0, 0, 0},          {1, 0, 64, MX_KV_F16, 0, 0, 0},
+                         {1, 1, 0, MX_KV_F16, 0, 0, 0},           {UINT32_MAX, 1, 64, MX_KV_F16, 0, 0, 0},
+                         {1 << 16, 1 << 16, 1 << 16, MX_KV_F32, 0, 0, 0}, {1, 1, 64, (mx_kv_type)9, 0, 0, 0},
+                         {1, 1, 64, MX_KV_F16, SIZE_MAX, 0, 0}};
     for (size_t i = 0; i < MX_COUNT(bad); i++) {
         assert_int_equal(mx_kv_page_bytes(&bad[i]), 0);
         mx_kv_pool *pool;
@@ -130,7 +130,7 @@ static void test_rows_move(void **state)
 static void test_packed_layout(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {1, 1, 3, MX_KV_F16, 0};
+    const mx_kv_shape s = {1, 1, 3, MX_KV_F16, 0, 0, 0};
     mx_kv_pool *pool = make_pool(&s, 1);
     mx_page *page = mx_page_alloc(pool);
     for (uint32_t row = 0; row < 2; row++) {
@@ -152,7 +152,7 @@ static void test_packed_layout(void **state)
 static void test_packed_scales(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {1, 1, 2, MX_KV_Q8, 0};
+    const mx_kv_shape s = {1, 1, 2, MX_KV_Q8, 0, 0, 0};
     mx_kv_pool *pool = make_pool(&s, 1);
     mx_page *page = mx_page_alloc(pool);
     for (uint32_t row = 0; row < 2; row++) {
@@ -252,7 +252,7 @@ static void test_recycled_pages_are_zero(void **state)
 static void test_slabs(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0}; /* 512 KiB a page */
+    const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0, 0, 0}; /* 512 KiB a page */
     enum { N = 100 };
     mx_kv_pool *pool = make_pool(&s, N);
     mx_page *pages[N];
@@ -280,7 +280,7 @@ static void test_slabs(void **state)
 static void test_system_without_memory(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0}; /* 512 KiB a page */
+    const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0, 0, 0}; /* 512 KiB a page */
     enum { N = 400 };
     mx_kv_pool *pool = make_pool(&s, N);
     mx_page *pages[N];
@@ -329,7 +329,7 @@ static void test_system_without_memory(void **state)
 static void test_long_chain_unref(void **state)
 {
     (void)state;
-    const mx_kv_shape s = {1, 1, 1, MX_KV_F16, 0};
+    const mx_kv_shape s = {1, 1, 1, MX_KV_F16, 0, 0, 0};
     enum { N = 10000 };
     mx_kv_pool *pool = make_pool(&s, N);
     mx_page *last = NULL;

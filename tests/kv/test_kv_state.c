@@ -16,7 +16,7 @@
 #endif
 
 /* 4 KiB a page; a state takes three of them. */
-static const mx_kv_shape shape = {2, 2, 4, MX_KV_F16, 2 * 4096 + 64};
+static const mx_kv_shape shape = {2, 2, 4, MX_KV_F16, 2 * 4096 + 64, 0, 0};
 static const mx_hash256 root = {{9}};
 
 enum { STATE_PAGES = 3 };
@@ -187,7 +187,7 @@ static void test_large_states_give_back(void **state)
 {
     (void)state;
     enum { STATE_BYTES = 5 << 20, N = 4, N_PAGES = 2 * N * (STATE_BYTES / 4096), SLACK = 4 << 20 };
-    const mx_kv_shape large = {2, 2, 4, MX_KV_F16, STATE_BYTES};
+    const mx_kv_shape large = {2, 2, 4, MX_KV_F16, STATE_BYTES, 0, 0};
     void *small[2][N];
     mx_kv_pool *pool = make_pool(&large, N_PAGES);
     mx_page **pages = mx_calloc(N_PAGES, sizeof *pages);
