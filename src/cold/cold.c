@@ -375,6 +375,7 @@ void mx_cold_free_scratch(mx_cold_scratch *s)
 {
     mx_free(s->head);
     mx_free(s->stored);
+    mx_free(s->whole);
     mx_codec_free(&s->codec);
 }
 
@@ -384,6 +385,14 @@ bool mx_cold_reserve_stored(const mx_cold *c, mx_cold_scratch *s)
         s->stored = mx_alloc_aligned(64, c->page_bytes);
     }
     return s->stored != NULL;
+}
+
+bool mx_cold_reserve_whole(const mx_cold *c, mx_cold_scratch *s)
+{
+    if (s->whole == NULL) {
+        s->whole = mx_alloc_aligned(64, c->page_bytes);
+    }
+    return s->whole != NULL;
 }
 
 static void free_memory(mx_cold *c)
@@ -752,6 +761,11 @@ uint64_t mx_cold_low_water(const mx_cold *c, uint64_t limit)
     uint64_t room = (c->page_bytes + MX_DISK_PAYLOAD_AT) * FREE_PAGES + c->shape.state_bytes;
     room = room < limit / 2 ? room : limit / 2;
     return limit - (room > limit / 16 ? room : limit / 16);
+}
+
+bool mx_cold_has_whole_page(mx_cold *c, const mx_hash256 *page_id)
+{
+    return mx_cold_has_page(c, page_id) && !mx_cold_index_lacks(c->index, page_id);
 }
 
 bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id)

@@ -184,8 +184,13 @@ struct mx_cold_job {
      * were quarantined, and where one was bad or gone, what else is stored of its page took its
      * place: n_full and what is said of the tail are then smaller than before. Status is MX_OK also
      * when less was read than asked for. Payloads from n_read on hold anything (the first of them
-     * may have received unverified bytes): zero before reuse. */
+     * may have received unverified bytes): zero before reuse.
+     *
+     * Where the shape has windowed layers: locals[i] takes their rows of page i, NULL: they are not
+     * wanted; payloads[i] those of the others. Out: NULL, too, where the file has none. All pages that
+     * the token behind what PROBE found sees are in files that have them, or before first_page. */
     uint8_t **payloads;
+    uint8_t **locals;
     size_t n_read;
     uint64_t elapsed_us;
 
@@ -198,6 +203,8 @@ struct mx_cold_job {
      * day's budget does not allow it, MX_E_DENIED, MX_E_IO = the folder fails (see the stats), MX_E_INVALID = page_id is not the identity of
      * what was given, MX_E_NOMEM. Whatever it is, the caller just goes on. */
     const uint8_t *payload;
+    const uint8_t *local;     /* of a page with windowed layers, and like payload; NULL = without their
+                               * rows, with 64 tokens only */
     mx_hash256 page_id;
 
     /* PROBE and READ where the shape has a state; `chain` is the whole prompt from position 0 on, of
@@ -277,6 +284,8 @@ uint64_t mx_cold_stalled_us(mx_cold *c);
 /* Is this page known to be durable in the folder (written by us or seen)? RAM only, a hint: need
  * not be written again. Never waits for the folder. */
 bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id); /* or state */
+/* And not known to lack the rows of windowed layers? */
+bool mx_cold_has_whole_page(mx_cold *c, const mx_hash256 *page_id);
 
 /* The name of the state at the end of the first n_tokens (1..64) tokens of page first_page, which
  * follows parent_id: SHA-256 over "mtplx state v1" padded with NUL to 16 bytes, root, the identity of

@@ -359,6 +359,11 @@ static mx_err copy_page(writing *w, uint32_t i, mx_errbuf *eb)
     if (err == MX_E_NOT_FOUND) {
         return mx_fail(eb, err, "page %u of %u is not in the folder any more", i + 1, w->m.n_pages);
     }
+    if (err == MX_OK && page.lacks_local) {
+        return mx_fail(eb, MX_E_UNSUPPORTED, "page %u of %u is stored without what only the tokens right "
+                       "behind it see (sliding window), so the whole cannot be exported", i + 1,
+                       w->m.n_pages);
+    }
     if (err == MX_OK
         && (!fits(w, &page, parent_of(w, i), first, mx_disk_payload_bytes(&w->model->shape, n))
             || page.n_tokens != n))

@@ -162,7 +162,9 @@ static mx_err authenticate(const auth_place *p, const uint8_t *head, const mx_ha
 
 /* Magic, header checksum, version, features: in this order, so that damage is told from
  * foreignness. */
-static mx_err check_common(const uint8_t *h, const uint8_t magic[8], size_t sum_at, mx_errbuf *eb)
+/* `known`: the incompatible features that mean something to the caller. */
+static mx_err check_common(const uint8_t *h, const uint8_t magic[8], size_t sum_at, uint64_t known,
+                           mx_errbuf *eb)
 {
     if (memcmp(h, magic, 8) != 0) {
         return mx_fail(eb, MX_E_CORRUPT, "magic");
@@ -175,7 +177,7 @@ static mx_err check_common(const uint8_t *h, const uint8_t magic[8], size_t sum_
         return mx_fail(eb, MX_E_UNSUPPORTED, "version %u", version);
     }
     uint64_t features = mx_get_le64(h + AT_INCOMPATIBLE);
-    if (features != 0) {
+    if ((features & ~known) != 0) {
         return mx_fail(eb, MX_E_UNSUPPORTED, "incompatible features %llx",
                        (unsigned long long)features);
     }
@@ -208,6 +210,16 @@ size_t mx_disk_payload_bytes(const mx_kv_shape *shape, uint32_t n_tokens)
                                       : mx_kv_rows_bytes(shape, n_tokens);
 }
 
+bool mx_disk_is_payload_bytes(const mx_kv_shape *shape, const mx_disk_page *p)
+{
+    if (p->lacks_local && shape->n_local == 0) {
+        return false;
+    }
+    return p->payload_bytes == (p->is_state      ? shape->state_bytes
+                                : p->lacks_local ? mx_kv_payload_bytes(shape)
+                                                 : mx_disk_payload_bytes(shape, p->n_tokens));
+}
+
 uint16_t mx_disk_kv_type(mx_kv_type type)
 {
     switch (type) {
@@ -224,7 +236,9 @@ void mx_disk_page_encode(const mx_disk_page *p, uint8_t out[MX_DISK_PAYLOAD_AT])
     assert(p->n_tokens >= 1 && p->n_tokens <= MX_DISK_PAGE_TOKENS);
     assert(p->first_position % MX_DISK_PAGE_TOKENS == 0);
     memset(out, 0, MX_DISK_PAYLOAD_AT);
+    assert(!p->lacks_local || (!p->is_state && p->n_tokens == MX_DISK_PAGE_TOKENS));
     put_common(out, page_magic, MX_DISK_PAGE_HEADER_BYTES, &p->root);
+    mx_put_le64(out + AT_INCOMPATIBLE, p->lacks_local ? MX_DISK_FEATURE_NO_WINDOW : 0);
     memcpy(out + P_OWN, p->own.b, 32);
     memcpy(out + P_PARENT, p->parent.b, 32);
     mx_put_le32(out + P_KIND, p->is_state ? MX_DISK_KIND_STATE : MX_DISK_KIND_KV);
@@ -301,6 +315,8 @@ static mx_err check_page_fields(const uint8_t *b, bool is_state, mx_errbuf *eb)
         bad = "page size";
     } else if (n < 1 || n > MX_DISK_PAGE_TOKENS) {
         bad = "n_tokens";
+    } else if (mx_get_le64(b + AT_INCOMPATIBLE) != 0 && (is_state || n < MX_DISK_PAGE_TOKENS)) {
+        bad = "rows of windowed layers left out";
     } else if (mx_get_le64(b + P_FIRST) % MX_DISK_PAGE_TOKENS != 0) {
         bad = "first position";
     } else if (mx_get_le16(b + P_K_TYPE) != mx_get_le16(b + P_V_TYPE)) {
@@ -324,10 +340,11 @@ static mx_err decode(mx_disk_page *p, bool is_state, const uint8_t *bytes, size_
     if (n < MX_DISK_PAYLOAD_AT) {
         return mx_fail(eb, MX_E_CORRUPT, "size");
     }
-    MX_TRY(check_common(bytes, page_magic, P_HEADER_SUM, eb));
+    MX_TRY(check_common(bytes, page_magic, P_HEADER_SUM, MX_DISK_FEATURE_NO_WINDOW, eb));
     MX_TRY(check_page_features(bytes, is_state, eb));
     MX_TRY(check_page_fields(bytes, is_state, eb));
     memcpy(p->root.b, bytes + AT_ROOT, 32);
+    p->lacks_local = mx_get_le64(bytes + AT_INCOMPATIBLE) == MX_DISK_FEATURE_NO_WINDOW;
     memcpy(p->own.b, bytes + P_OWN, 32);
     memcpy(p->parent.b, bytes + P_PARENT, 32);
     p->n_tokens = mx_get_le32(bytes + P_N_TOKENS);
@@ -513,7 +530,7 @@ mx_err mx_disk_manifest_decode(mx_disk_manifest *m, const uint8_t *bytes, size_t
     if (n < MX_DISK_MANIFEST_HEADER_BYTES || n > MX_DISK_MANIFEST_MAX_BYTES) {
         return mx_fail(eb, MX_E_CORRUPT, "size");
     }
-    MX_TRY(check_common(bytes, manifest_magic, S_HEADER_SUM, eb));
+    MX_TRY(check_common(bytes, manifest_magic, S_HEADER_SUM, 0, eb));
     MX_TRY(check_manifest_fields(bytes, n, eb));
     memcpy(m->root.b, bytes + AT_ROOT, 32);
     memcpy(m->session_id.b, bytes + S_SESSION, 32);

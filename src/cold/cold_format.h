@@ -25,6 +25,7 @@ enum {
     MX_DISK_GROUP_FULL = 0,
     MX_DISK_PRESENT_KV = 3,
     MX_DISK_PRESENT_RECURRENT = 4,
+    MX_DISK_FEATURE_NO_WINDOW = 1, /* incompatible, of a page: rows of windowed layers are left out */
     MX_DISK_POSITIONS_PLAIN = 0,
     MX_DISK_TYPE_F16 = 1,
     MX_DISK_TYPE_F32 = 2,
@@ -46,6 +47,7 @@ enum {
  * beginning of a page: everything but own and the payload is as in a page of these. */
 typedef struct mx_disk_page {
     bool is_state;
+    bool lacks_local;         /* without the rows of windowed layers; only with 64 tokens */
     mx_hash256 root, own, parent;
     uint32_t n_tokens;        /* 1..64 */
     uint64_t first_position;  /* a multiple of 64 */
@@ -89,6 +91,8 @@ uint32_t mx_disk_codec(uint32_t method, mx_kv_type type);
 
 /* Payload bytes of a stored page of this shape: whole for 64 tokens, compact below. */
 size_t mx_disk_payload_bytes(const mx_kv_shape *shape, uint32_t n_tokens);
+/* Is this what the decoded page has to have? */
+bool mx_disk_is_payload_bytes(const mx_kv_shape *shape, const mx_disk_page *p);
 uint16_t mx_disk_kv_type(mx_kv_type type);
 
 /* ---- manifests ------------------------------------------------------------------------------- */

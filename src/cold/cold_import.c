@@ -104,6 +104,7 @@ static mx_err read_all(mx_import *im, const char *file, const mx_export_model *m
     MX_TRY(read_at(im->fd, 0, header, sizeof header, eb));
     MX_TRY(mx_export_decode_header(x, header, n_file, eb));
     MX_TRY(mx_export_check_model(x, model, eb));
+    x->model.shape = model->shape; /* the same, and which layers have a window */
     size_t page_bytes = mx_kv_page_bytes(&model->shape);
     im->body = mx_alloc(x->body_bytes);
     im->payload = mx_alloc_aligned(64, mx_max_size(page_bytes, model->shape.state_bytes));
@@ -232,6 +233,7 @@ static mx_err write_page(taking *t, uint32_t i, mx_errbuf *eb)
                        .tokens = tokens,
                        .n_tokens = n,
                        .payload = payload,
+                       .local = mx_page_local_in(shape, payload),
                        .page_id = t->ids[i]};
     return run(t, &job, eb);
 }

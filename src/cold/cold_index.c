@@ -46,6 +46,7 @@ struct node {
     uint32_t manifest_seen; /* and its manifest */
     uint64_t touched_us; /* when is_durable */
     bool is_there, is_synced, is_tainted, is_bad;
+    bool lacks_local;    /* the rows of windowed layers */
     bool has_manifest;   /* that is named by this page; */
     bool is_durable;     /* this process has synced it */
     uint8_t kind;        /* when is_durable */
@@ -380,6 +381,25 @@ void mx_cold_index_set_good(mx_cold_index *ix, const mx_hash256 *id)
         n->is_bad = false;
     }
     pthread_mutex_unlock(&ix->lock);
+}
+
+void mx_cold_index_set_lacks(mx_cold_index *ix, const mx_hash256 *id, bool lacks_local)
+{
+    pthread_mutex_lock(&ix->lock);
+    node *n = find_locked(ix, id);
+    if (n != NULL) {
+        n->lacks_local = lacks_local;
+    }
+    pthread_mutex_unlock(&ix->lock);
+}
+
+bool mx_cold_index_lacks(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, id);
+    bool lacks = n != NULL && n->lacks_local;
+    pthread_mutex_unlock(&ix->lock);
+    return lacks;
 }
 
 bool mx_cold_index_is_bad(mx_cold_index *ix, const mx_hash256 *id)

@@ -36,6 +36,10 @@ void mx_cold_index_set_bad(mx_cold_index *ix, const mx_hash256 *id);
 void mx_cold_index_set_good(mx_cold_index *ix, const mx_hash256 *id);
 bool mx_cold_index_is_bad(mx_cold_index *ix, const mx_hash256 *id);
 
+/* Whether the file of a page is without the rows of windowed layers, as far as was seen. */
+void mx_cold_index_set_lacks(mx_cold_index *ix, const mx_hash256 *id, bool lacks_local);
+bool mx_cold_index_lacks(mx_cold_index *ix, const mx_hash256 *id);
+
 bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id);        /* there and not tainted */
 bool mx_cold_index_is_synced(mx_cold_index *ix, const mx_hash256 *id);  /* and durable */
 bool mx_cold_index_is_tainted(mx_cold_index *ix, const mx_hash256 *id);

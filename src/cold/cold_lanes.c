@@ -49,10 +49,17 @@ static bool read_page(mx_cold *c, const mx_cold_read_work *w, unsigned lane, siz
     mx_cold_scratch *s = lane == 0 ? &c->reader_scratch : &c->lanes[lane - 1].scratch;
     mx_disk_page page;
     mx_errbuf eb;
+    uint8_t *place = mx_cold_place_of(c, job, s, i);
+    if (place == NULL) {
+        return false;
+    }
     if (!mx_cold_claim(c, w->job, lane, i)) {
         return false;
     }
-    mx_err err = mx_cold_try_page(c, &c->reader_folder, &want, s, job->payloads[i], &page, NULL, &eb);
+    mx_err err = mx_cold_try_page(c, &c->reader_folder, &want, s, place, &page, NULL, &eb);
+    if (err == MX_OK) {
+        mx_cold_put_page(c, w->job, i, page.lacks_local, place);
+    }
     mx_cold_unclaim(c, w->job, lane);
     return err == MX_OK
            && memcmp(page.tokens, job->tokens + i * MX_PAGE_TOKENS, sizeof page.tokens) == 0;

@@ -96,9 +96,8 @@ static mx_err load_open(const mx_cold *c, const mx_cold_folder *f, int fd, uint6
     if (!mx_hash256_eq(&page->own, &want->id)) {
         return mx_fail(eb, MX_E_CORRUPT, "own identity is not the file name");
     }
-    payload_bytes = mx_cold_object_bytes(c, want->object, page->n_tokens);
-    if (page->kv_type != mx_disk_kv_type(c->shape.type) || page->payload_bytes != payload_bytes
-        || file_bytes != MX_DISK_PAYLOAD_AT + page->stored_bytes) {
+    if (page->kv_type != mx_disk_kv_type(c->shape.type)
+        || !mx_disk_is_payload_bytes(&c->shape, page) || file_bytes != MX_DISK_PAYLOAD_AT + page->stored_bytes) {
         return mx_fail(eb, MX_E_CORRUPT, "type or length is not that of the model");
     }
     if (want->root != NULL
@@ -113,9 +112,13 @@ static mx_err load_open(const mx_cold *c, const mx_cold_folder *f, int fd, uint6
     if (c->has_auth_key) {
         MX_TRY(mx_disk_page_authenticate(s->head, &c->auth_key, stored, stored_bytes, eb));
     }
-    return page->codec == MX_CODEC_NONE
-               ? MX_OK
-               : mx_disk_page_unpack(page, &s->codec, stored, payload, eb);
+    if (page->codec != MX_CODEC_NONE) {
+        return mx_disk_page_unpack(page, &s->codec, stored, payload, eb);
+    }
+    if (stored != payload) { /* shorter, because it lacks something */
+        memcpy(payload, stored, stored_bytes);
+    }
+    return MX_OK;
 }
 
 mx_err mx_cold_try_page(const mx_cold *c, const mx_cold_folder *f, const mx_cold_want *want,
@@ -469,6 +472,42 @@ static bool is_under_other_root(const mx_cold *c, const mx_cold_job *job)
     return is_there;
 }
 
+/* Has this page the rows of windowed layers? */
+static bool has_local(const chain *ch, const mx_hash256 *id)
+{
+    mx_cold *c = ch->c;
+    mx_cold_want want = {.object = MX_COLD_PAGE, .id = *id};
+    mx_disk_page page;
+    bool has = mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, NULL, &page) == MX_OK
+               && !page.lacks_local;
+    mx_cold_index_set_lacks(c->index, id, !has);
+    return has;
+}
+
+/* The chain ends where the next token sees all that it has to in windowed layers. Pages before it, which
+ * need not have that, are of use behind it only. */
+static void clip_to_window(chain *ch, mx_cold_job *job)
+{
+    const mx_kv_shape *s = &ch->c->shape;
+    const size_t first = (size_t)job->first_page;
+    size_t i = 0, lowest = 1;
+    while (s->n_local > 0 && i < lowest) {
+        i = job->n_full + (job->tail_rows > 0);
+        const size_t n = (first + job->n_full) * MX_PAGE_TOKENS + job->tail_rows;
+        lowest = mx_max_size(mx_kv_first_seen(s, n), first) - first;
+        lowest = mx_min_size(lowest, i);
+        while (i > lowest && has_local(ch, i > job->n_full ? &job->tail_id : chain_id(ch, i - 1))) {
+            i--;
+        }
+        if (i == lowest) {
+            break;
+        }
+        job->n_full = i - 1;
+        job->tail_rows = job->tail_file_rows = 0;
+        lowest = i + 1; /* once more */
+    }
+}
+
 static mx_err run_probe(mx_cold *c, mx_cold_job *job)
 {
     job->n_full = 0;
@@ -484,10 +523,33 @@ static mx_err run_probe(mx_cold *c, mx_cold_job *job)
     probe_tail(&ch, job);
     job->is_under_other_model = job->n_full == 0 && is_under_other_root(c, job);
     job->n_shared = (job->first_page + job->n_full) * MX_PAGE_TOKENS + job->tail_rows;
+    if (c->shape.n_local > 0) {
+        clip_to_window(&ch, job);
+        job->read_bytes = (uint64_t)job->n_full * c->page_bytes;
+        if (job->tail_rows > 0) {
+            job->read_bytes += mx_disk_payload_bytes(&c->shape, job->tail_file_rows);
+        }
+    }
     return job->chain != NULL ? mx_cold_probe_state(c, job) : MX_OK;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
+
+uint8_t *mx_cold_place_of(const mx_cold *c, const mx_cold_job *job, mx_cold_scratch *s, size_t i)
+{
+    return c->shape.n_local == 0            ? job->payloads[i]
+           : mx_cold_reserve_whole(c, s) ? s->whole
+                                            : NULL;
+}
+
+void mx_cold_put_page(const mx_cold *c, mx_cold_job *job, size_t i, bool lacks_local,
+                      const uint8_t *bytes)
+{
+    if (c->shape.n_local > 0) {
+        job->locals[i] = lacks_local ? NULL : job->locals[i];
+        mx_page_part(&c->shape, job->payloads[i], job->locals[i], bytes);
+    }
+}
 
 static mx_err read_full(mx_cold *c, mx_cold_job *job, chain *ch, size_t i)
 {
@@ -498,11 +560,17 @@ static mx_err read_full(mx_cold *c, mx_cold_job *job, chain *ch, size_t i)
                          .n_tokens = MX_PAGE_TOKENS,
                          .first_position = (job->first_page + i) * MX_PAGE_TOKENS};
     mx_disk_page page;
+    uint8_t *place = mx_cold_place_of(c, job, &c->reader_scratch, i);
+    if (place == NULL) {
+        return MX_E_NOMEM;
+    }
     if (!mx_cold_claim(c, job, 0, i)) {
         return MX_E_CANCELLED;
     }
-    mx_err err =
-        mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, job->payloads[i], &page);
+    mx_err err = mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, place, &page);
+    if (err == MX_OK) {
+        mx_cold_put_page(c, job, i, page.lacks_local, place);
+    }
     mx_cold_unclaim(c, job, 0);
     MX_TRY(err);
     return memcmp(page.tokens, tokens, sizeof page.tokens) == 0 ? MX_OK : MX_E_NOT_FOUND;
@@ -530,10 +598,18 @@ static mx_err read_tail(mx_cold *c, mx_cold_job *job, chain *ch)
         mx_page_unpack_rows(&c->shape, c->reader_page, c->reader_rows, file_rows);
         from = c->reader_page;
     }
+    uint8_t *place = mx_cold_place_of(c, job, &c->reader_scratch, job->n_full);
+    if (place == NULL) {
+        return MX_E_NOMEM;
+    }
     if (!mx_cold_claim(c, job, 0, job->n_full)) {
         return MX_E_CANCELLED;
     }
-    mx_page_copy_rows(&c->shape, job->payloads[job->n_full], from, rows);
+    if (c->shape.n_local > 0) {
+        memset(place, 0, c->page_bytes);
+    }
+    mx_page_copy_rows(&c->shape, place, from, rows);
+    mx_cold_put_page(c, job, job->n_full, page.lacks_local, place);
     mx_cold_unclaim(c, job, 0);
     return MX_OK;
 }
@@ -572,7 +648,8 @@ static mx_err end_at_gap(chain *ch, mx_cold_job *job)
     if (!mx_cold_claim(ch->c, job, 0, job->n_full)) {
         return MX_E_CANCELLED;
     }
-    memset(job->payloads[job->n_full], 0, ch->c->page_bytes); /* it may have got unverified bytes */
+    /* It may have got unverified bytes. */
+    memset(job->payloads[job->n_full], 0, mx_kv_payload_bytes(&ch->c->shape));
     mx_cold_unclaim(ch->c, job, 0);
     return MX_OK;
 }

@@ -35,6 +35,7 @@ typedef struct mx_cold_wear {
 typedef struct mx_cold_scratch {
     uint8_t *head;              /* [MX_DISK_PAYLOAD_AT] */
     uint8_t *stored;            /* [page_bytes]: a compressed payload; NULL until there is one */
+    uint8_t *whole;             /* [page_bytes]: a page with windowed layers in one piece; likewise */
     mx_codec codec;
 } mx_cold_scratch;
 
@@ -217,8 +218,16 @@ bool mx_cold_make_scratch(mx_cold_scratch *s); /* false = no memory */
 void mx_cold_free_scratch(mx_cold_scratch *s);
 /* Makes room for a compressed payload; false = no memory. */
 bool mx_cold_reserve_stored(const mx_cold *c, mx_cold_scratch *s);
+/* Makes room for a page in one piece; false = no memory. */
+bool mx_cold_reserve_whole(const mx_cold *c, mx_cold_scratch *s);
+/* Where the payload of page i of a READ is to be read to: s->whole, or the page's own where it is all in
+ * one piece. Then it is put into its place with mx_cold_put_page. NULL = no memory. */
+uint8_t *mx_cold_place_of(const mx_cold *c, const mx_cold_job *job, mx_cold_scratch *s, size_t i);
+void mx_cold_put_page(const mx_cold *c, mx_cold_job *job, size_t i, bool lacks_local,
+                      const uint8_t *bytes);
 /* Reads and checks a page or state file, steps 1 to 8, into *page. With a payload (n_tokens must be
- * known) step 10, too. MX_E_CORRUPT: it was damaged and is in quarantine now; MX_E_NOT_FOUND,
+ * known) step 10, too; of a page that lacks the rows of windowed layers it is the beginning that is
+ * filled. MX_E_CORRUPT: it was damaged and is in quarantine now; MX_E_NOT_FOUND,
  * MX_E_UNSUPPORTED, MX_E_NOMEM, MX_E_IO. */
 mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want,
                          mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page);

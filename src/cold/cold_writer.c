@@ -98,6 +98,9 @@ static mx_err note_object(mx_cold *c, const mx_cold_job *job)
     if (object_of(job) == MX_COLD_STATE) {
         return MX_OK; /* it is found by its name */
     }
+    if (job->local != NULL) {
+        mx_cold_index_set_lacks(c->index, &job->page_id, false);
+    }
     return mx_cold_index_link(c->index, &job->page_id, &job->parent_id, (uint32_t)job->n_tokens,
                               job->tokens);
 }
@@ -117,6 +120,14 @@ static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const ch
                  : !mx_cold_page_exists(c, f, &job->page_id, (uint32_t)job->n_tokens)) {
         return MX_E_NOT_FOUND; /* or bad: then what is written goes over it */
     }
+    if (job->local != NULL) {
+        mx_cold_want want = {.object = MX_COLD_PAGE, .id = job->page_id};
+        mx_disk_page page;
+        if (mx_cold_load_page(c, f, &want, &c->writer_scratch, NULL, &page) != MX_OK
+            || page.lacks_local) {
+            return MX_E_NOT_FOUND; /* likewise: now there is more of it */
+        }
+    }
     if (!mx_cold_index_is_synced(c->index, &job->page_id) && f->ops->fsync(dir) != 0) {
         f->is_renamed_unsynced = true;
         return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
@@ -130,6 +141,11 @@ static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const ch
 }
 
 /* *n_stored: how many bytes the payload has in the file. */
+static bool lacks_local(const mx_cold *c, const mx_cold_job *job)
+{
+    return job->kind == MX_COLD_WRITE_PAGE && c->shape.n_local > 0 && job->local == NULL;
+}
+
 static mx_err write_payload(mx_cold *c, const mx_cold_job *job, const uint8_t *payload,
                             size_t bytes, int dir, const char *name, size_t *n_stored,
                             mx_errbuf *eb)
@@ -139,6 +155,7 @@ static mx_err write_payload(mx_cold *c, const mx_cold_job *job, const uint8_t *p
     uint32_t n = (uint32_t)job->n_tokens;
     bool is_state = object_of(job) == MX_COLD_STATE;
     mx_disk_page page = {.is_state = is_state,
+                         .lacks_local = lacks_local(c, job),
                          .root = job->root,
                          .own = job->page_id,
                          .parent = job->parent_id,
@@ -180,7 +197,8 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
 {
     uint32_t n = (uint32_t)job->n_tokens;
     bool is_state = object_of(job) == MX_COLD_STATE;
-    size_t bytes = mx_cold_object_bytes(c, object_of(job), n);
+    size_t bytes = lacks_local(c, job) ? mx_kv_payload_bytes(&c->shape)
+                                       : mx_cold_object_bytes(c, object_of(job), n);
     MX_TRY(check_room(c, bytes + MX_DISK_PAYLOAD_AT, eb));
     MX_TRY(mx_cold_wear_check(c, bytes + MX_DISK_PAYLOAD_AT));
     if (!mx_cold_claim(c, job, 0, 0)) {
@@ -196,7 +214,9 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
         /* A copy, for a page of RAM must not depend on how long the disk takes (and it holds its
          * whole chain). */
         if (n < MX_PAGE_TOKENS) {
-            mx_page_pack_rows(&c->shape, c->writer_rows, job->payload, n);
+            mx_page_pack_blocks(&c->shape, c->writer_rows, job->payload, job->local, n);
+        } else if (job->local != NULL) {
+            mx_page_join(&c->shape, c->writer_rows, job->payload, job->local);
         } else {
             memcpy(c->writer_rows, job->payload, bytes);
         }
@@ -205,6 +225,9 @@ static mx_err write_new_object(mx_cold *c, mx_cold_job *job, int dir, const char
     }
     MX_TRY(err);
     mx_cold_index_set_good(c->index, &job->page_id);
+    if (lacks_local(c, job) && mx_cold_index_add(c->index, &job->page_id, false) == MX_OK) {
+        mx_cold_index_set_lacks(c->index, &job->page_id, true);
+    }
     mx_cold_account(c, 1, (int64_t)(n_stored + MX_DISK_PAYLOAD_AT));
     pthread_mutex_lock(&c->lock);
     c->stats.pages_written += !is_state;
@@ -220,7 +243,8 @@ static bool is_valid_object(const mx_cold *c, const mx_cold_job *job)
     uint32_t n = (uint32_t)job->n_tokens;
     bool is_state = object_of(job) == MX_COLD_STATE;
     if (job->n_tokens < 1 || job->n_tokens > MX_PAGE_TOKENS || job->payload == NULL
-        || (is_state && c->shape.state_bytes == 0)) {
+        || (is_state && c->shape.state_bytes == 0)
+        || (lacks_local(c, job) && n < MX_PAGE_TOKENS)) {
         return false;
     }
     mx_hash256 id = is_state ? mx_cold_state_identity(&job->root, &job->parent_id, job->first_page,
