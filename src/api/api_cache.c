@@ -31,7 +31,7 @@ typedef struct item_list {
     item *items; /* [n] */
     size_t n, cap;
     bool is_cut, has_failed;
-    size_t page_bytes;
+    const mx_kv_shape *shape;
     uint64_t now_us;
     int64_t now_s;
     mx_hash256 plain_root;
@@ -68,14 +68,14 @@ static void add_point(void *arg, const mx_bank_point *p)
     it->n_hits = p->n_hits;
     it->is_pinned = p->is_pinned;
     it->is_isolated = !mx_hash256_eq(p->root, &l->plain_root);
-    it->ram_bytes = (uint64_t)(p->page->index + 1) * l->page_bytes;
+    it->ram_bytes = mx_kv_chain_bytes(l->shape, p->n_tokens);
     it->age_s = l->now_us > p->used_us ? (l->now_us - p->used_us) / 1000000 : 0;
 }
 
 static void list_bank(void *arg, const mx_engine_view *view)
 {
     item_list *l = arg;
-    l->page_bytes = mx_kv_pool_page_bytes(view->pool);
+    l->shape = mx_kv_pool_shape(view->pool);
     l->now_us = mx_now_us();
     l->plain_root = *view->root;
     mx_bank_walk(view->bank, add_point, l);

@@ -81,7 +81,7 @@ static void ram(mx_buf *b, const mx_engine_stats *s)
     one(b, "mtplx_ram_budget_bytes", "gauge", "Memory for KV pages (--kv-budget).",
         (uint64_t)s->kv_pages_max * s->kv_page_bytes);
     one(b, "mtplx_ram_used_bytes", "gauge", "Of it: pages of requests and of the session bank.",
-        (uint64_t)s->kv_pages_used * s->kv_page_bytes);
+        s->kv_used_bytes);
     one(b, "mtplx_bank_bytes", "gauge", "Of it: held by the session bank, its index included.",
         s->bank.bytes);
     one(b, "mtplx_bank_entries", "gauge", "Entries of the session bank.", s->bank.n_entries);

@@ -220,12 +220,14 @@ static size_t tokens_before_ending(const mx_tokenizer *t, const mx_rendered *r,
     return n;
 }
 
-/* Models with a recurrent state can only resume where a boundary was left. */
+/* Models with a recurrent state can only resume where a boundary was left, those with windowed layers
+ * where a window was kept. */
 static void find_marks(mx_api *a, const mx_chat_env *env, struct json_object *body,
                        mx_rendered *r, mx_prompt *out)
 {
     const mx_tokenizer *t = mx_model_tokenizer(a->model);
-    if (mx_model_kv_shape(a->model)->state_bytes > 0) {
+    const mx_kv_shape *shape = mx_model_kv_shape(a->model);
+    if (shape->state_bytes > 0 || shape->n_local > 0) {
         add_mark(out, tokens_of_stem(t, r, mx_chat_stem(env, body, r), out));
         add_mark(out, tokens_before_ending(t, r, out));
     }

@@ -107,6 +107,7 @@ typedef struct recomputing {
     mx_seq seq;
     int32_t *tokens; /* [n_tokens] */
     uint8_t *packed; /* rows of the last page */
+    uint8_t *whole;  /* likewise, in one piece */
 } recomputing;
 
 /* Computes up to n tokens. */
@@ -148,9 +149,11 @@ static mx_err compare_state(recomputing *r, uint32_t i, mx_errbuf *eb)
 static mx_err compare_page(recomputing *r, uint32_t i, mx_errbuf *eb)
 {
     const mx_export *x = mx_import_head(r->im);
-    const uint8_t *payload, *own = r->seq.pages[i]->payload;
+    const mx_page *page = r->seq.pages[i];
+    const uint8_t *payload, *own = r->whole;
     size_t n, rows = mx_min_size((size_t)x->n_tokens - (size_t)i * MX_PAGE_TOKENS, MX_PAGE_TOKENS);
     MX_TRY(mx_import_payload(r->im, i, &payload, &n, eb));
+    mx_page_join(mx_kv_pool_shape(r->kv), r->whole, page->payload, page->local);
     if (rows < MX_PAGE_TOKENS) {
         mx_page_pack_rows(&x->model.shape, r->packed, own, (uint32_t)rows);
         own = r->packed;
@@ -194,13 +197,16 @@ static mx_err recompute(const loaded *l, mx_import *im, mx_errbuf *eb)
     MX_TRY(mx_kv_pool_create(&r.kv, shape, n_pages, eb));
     mx_seq_init(&r.seq, r.kv, &l->root);
     r.tokens = mx_alloc((size_t)x->n_pages * MX_PAGE_TOKENS * sizeof *r.tokens);
+    r.seq.keep_from = 0; /* all of it is compared in the end */
     r.packed = mx_alloc(page_bytes);
-    mx_err err = r.tokens != NULL && r.packed != NULL ? compare_all(&r, eb)
+    r.whole = mx_alloc(page_bytes);
+    mx_err err = r.tokens != NULL && r.packed != NULL && r.whole != NULL ? compare_all(&r, eb)
                                                       : mx_fail(eb, MX_E_NOMEM, "out of memory");
     mx_seq_rollback(&r.seq);
     mx_seq_free(&r.seq);
     mx_free(r.tokens);
     mx_free(r.packed);
+    mx_free(r.whole);
     mx_kv_pool_destroy(r.kv);
     return err;
 }

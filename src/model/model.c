@@ -134,6 +134,8 @@ static mx_err load_from(mx_model *m, const mx_gguf *g, const mx_model_options *o
                                 .type = opt->kv_type,
                                 .state_bytes = mx_n_gdn_layers(&m->bp) *
                                                mx_gdn_state_floats(&m->bp) * sizeof(float)};
+    m->kv_shape.n_local = m->kv_shape.n_layers - mx_n_global_layers(&m->bp);
+    m->kv_shape.window = m->kv_shape.n_local > 0 ? m->bp.window : 0;
     if (mx_kv_page_bytes(&m->kv_shape) == 0) {
         return mx_fail(eb, MX_E_UNSUPPORTED, "%u layers with %u key-value heads of %u dimensions "
                        "make no KV page, or the %zu bytes beside them no state",
@@ -205,7 +207,7 @@ void mx_model_destroy(mx_model *m)
  * and do not depend on the context length in force. */
 enum { ROOT_ROPE_ROWS = 16, ROOT_FIXED_BYTES = 512, LAYOUT_VERSION = 1, MAX_N_ROT = 1024 };
 /* Of what mx_gdn_state_floats describes. */
-enum { STATE_LAYOUT_VERSION = 1 };
+enum { STATE_LAYOUT_VERSION = 1, WINDOW_LAYOUT_VERSION = 1 };
 
 static void put32(uint8_t **at, uint32_t v)
 {
@@ -303,6 +305,10 @@ static mx_hash256 unkeyed_root(const mx_model *m, const mx_hash256 *salt)
         put32(&at, m->bp.gdn.n_v_heads);
         put32(&at, m->bp.gdn.head_dim);
         put32(&at, m->bp.gdn.n_taps);
+    }
+    if (m->kv_shape.n_local != 0) { /* these layers come last in a page */
+        put32(&at, WINDOW_LAYOUT_VERSION);
+        put32(&at, m->kv_shape.n_local);
     }
     return mx_sha256_of(bytes, (size_t)(at - bytes));
 }

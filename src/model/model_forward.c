@@ -187,7 +187,7 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
     const mx_kern *kern = m->kern;
     const mx_layer *l = &m->w.layers[p->layer];
     const uint32_t d = bp->head_dim, q_width = mx_q_width(bp), kv_width = mx_kv_width(bp);
-    const uint32_t width = mx_qkv_width(bp), kv_layer = mx_layer_in_kind(bp, p->layer);
+    const uint32_t width = mx_qkv_width(bp), kv_layer = mx_layer_in_page(bp, p->layer);
     /* What differs from rope in rope_local is in the table alone. */
     const float *table = mx_layer_is_local(bp, p->layer) ? m->s.rope_local : m->s.rope;
     for (size_t r = begin; r < end; r++) {
@@ -206,8 +206,8 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
         kern->rope(q, bp->n_heads, d, &bp->rope, cos_sin);
         kern->rope(k, bp->n_kv_heads, d, &bp->rope, cos_sin);
         for (uint32_t h = 0; h < bp->n_kv_heads; h++) {
-            uint8_t *k_tile = mx_page_k_tile(&m->kv_shape, row->payload, kv_layer, h);
-            uint8_t *v_tile = mx_page_v_tile(&m->kv_shape, row->payload, kv_layer, h);
+            uint8_t *k_tile = mx_page_k_of(&m->kv_shape, row->page, kv_layer, h);
+            uint8_t *v_tile = mx_page_v_of(&m->kv_shape, row->page, kv_layer, h);
             if (!kern->kv_store(m->kv_shape.type, k_tile, v_tile, d, row->pos % MX_PAGE_TOKENS,
                                 k + h * d, v + h * d))
             {
@@ -222,9 +222,9 @@ static void find_tiles(const mx_model *m, mx_worker_scratch *ws, const mx_seq *s
                        uint32_t kv_layer, uint32_t kv_head, uint32_t first, uint32_t end)
 {
     for (uint32_t i = first / MX_PAGE_TOKENS; i * MX_PAGE_TOKENS < end; i++) {
-        uint8_t *payload = seq->pages[i]->payload;
-        ws->k_tiles[i] = mx_page_k_tile(&m->kv_shape, payload, kv_layer, kv_head);
-        ws->v_tiles[i] = mx_page_v_tile(&m->kv_shape, payload, kv_layer, kv_head);
+        const mx_page *page = seq->pages[i];
+        ws->k_tiles[i] = mx_page_k_of(&m->kv_shape, page, kv_layer, kv_head);
+        ws->v_tiles[i] = mx_page_v_of(&m->kv_shape, page, kv_layer, kv_head);
     }
 }
 
@@ -236,7 +236,7 @@ static void attend(mx_pass *p, unsigned worker, size_t begin, size_t end)
     const mx_blueprint *bp = &m->bp;
     mx_worker_scratch *ws = &m->s.workers[worker];
     const uint32_t d = bp->head_dim, n_shared = bp->n_heads / bp->n_kv_heads;
-    const uint32_t width = mx_qkv_width(bp), kv_layer = mx_layer_in_kind(bp, p->layer);
+    const uint32_t width = mx_qkv_width(bp), kv_layer = mx_layer_in_page(bp, p->layer);
     const uint32_t window = mx_layer_window(bp, p->layer);
     const float *q[MX_ATTN_QUERIES];
     float *out[MX_ATTN_QUERIES];
@@ -412,7 +412,7 @@ static void begin_rows(mx_state *s, const mx_blueprint *bp, const mx_batch *b)
         r->is_bad = false;
         s->rows[i] = (mx_row){
             .seq = r->seq,
-            .payload = r->seq->pages[r->pos / MX_PAGE_TOKENS]->payload,
+            .page = r->seq->pages[r->pos / MX_PAGE_TOKENS],
             .pos = r->pos,
             .batch_row = i,
             .hidden_to = r->hidden_to,

@@ -146,6 +146,24 @@ MX_INLINE uint32_t mx_layer_window(const mx_blueprint *bp, uint32_t layer)
     return bp->local_period == 0 || mx_layer_is_local(bp, layer) ? bp->window : 0;
 }
 
+/* Layers of which a page keeps the rows of all tokens. Where all have a window, so that there would be
+ * none, the first one counts: a page is never empty. */
+MX_INLINE uint32_t mx_n_global_layers(const mx_blueprint *bp)
+{
+    const uint32_t n = bp->local_period != 0 ? bp->n_layers / bp->local_period : 0;
+    return bp->window == 0 ? bp->n_layers - mx_n_gdn_layers(bp) : n != 0 ? n : 1;
+}
+
+/* The number of a layer that has keys and values in a page: those with a window come last. */
+MX_INLINE uint32_t mx_layer_in_page(const mx_blueprint *bp, uint32_t layer)
+{
+    if (bp->window == 0 || bp->local_period == 0 || bp->local_period > bp->n_layers) {
+        return mx_layer_in_kind(bp, layer);
+    }
+    const uint32_t n_before = layer / bp->local_period; /* that have none */
+    return mx_layer_is_local(bp, layer) ? mx_n_global_layers(bp) + layer - n_before : n_before;
+}
+
 /* How many experts each row visits; a plain FFN counts as one. */
 MX_INLINE uint32_t mx_n_visits(const mx_blueprint *bp)
 {
@@ -222,7 +240,7 @@ void mx_weights_free(mx_weights *w);
 /* One row of the running batch. */
 typedef struct mx_row {
     const mx_seq *seq;
-    uint8_t *payload;   /* the page that takes its keys and values */
+    const mx_page *page; /* that takes its keys and values */
     uint32_t pos;
     uint32_t batch_row; /* its index in mx_batch.rows */
     int32_t hidden_to;

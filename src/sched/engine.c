@@ -101,6 +101,7 @@ static void publish_stats(mx_engine *e)
     }
     s.us_per_token = e->us_per_token;
     s.kv_pages_used = mx_kv_pool_used(e->pool);
+    s.kv_used_bytes = mx_kv_pool_used_bytes(e->pool);
     mx_bank_get_stats(e->bank, &s.bank);
     if (e->cold != NULL) {
         mx_cold_get_stats(e->cold, &s.cold);
@@ -390,10 +391,20 @@ static mx_err list_eog(mx_engine *e, mx_errbuf *eb)
 /* What waits to be written cannot be evicted: the rest of the budget must be enough to go on with. */
 static const size_t QUEUE_MAX_BYTES = (size_t)512 << 20;
 
+/* Pages of the largest sequence of a model with windowed layers, whose local rows go as it gets longer:
+ * all but those of the window, a pass, and the copied tail. */
+static size_t most_with_window(const mx_kv_shape *shape, size_t n_bytes, size_t n_chunk)
+{
+    size_t n_whole = shape->window / MX_PAGE_TOKENS + 2 + n_chunk / MX_PAGE_TOKENS + 2;
+    size_t payload = mx_kv_payload_bytes(shape);
+    size_t fixed = n_whole * mx_kv_local_bytes(shape) + payload;
+    return n_bytes > fixed ? (n_bytes - fixed) / payload : 0;
+}
+
 static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
 {
     const mx_kv_shape *shape = mx_model_kv_shape(e->model);
-    size_t page_bytes = mx_kv_page_bytes(shape);
+    size_t page_bytes = mx_kv_payload_bytes(shape) + mx_kv_local_bytes(shape);
     size_t max_pages = e->cfg.kv_budget_bytes / page_bytes;
     if (max_pages < 2) {
         return mx_fail(eb, MX_E_INVALID, "the KV budget of %zu bytes is less than two pages of %zu "
@@ -404,8 +415,13 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
      * still copy the tail it shares with an entry; so do the states before and behind a pass. */
     size_t n_other = 1 + 2 * mx_kv_pool_state_pages(e->pool);
     size_t n_most = max_pages > n_other ? max_pages - n_other : 0;
+    if (shape->n_local > 0) {
+        n_most = mx_max_size(n_most, most_with_window(shape, max_pages * page_bytes,
+                                                      e->cfg.prefill_chunk));
+    }
     e->max_seq_tokens = mx_min_size(e->mc->n_ctx, n_most * MX_PAGE_TOKENS);
     e->spacing = mx_stop_spacing(shape);
+    e->window_spacing = mx_stop_window_spacing(shape);
     mx_bank_config bank = e->cfg.bank;
     bank.n_hidden = e->mc->n_embd;
     bank.gone = e->gone = mx_gone_create(GONE_SLOTS); /* without memory for it: no such reasons */

@@ -179,6 +179,7 @@ void mx_request_get_stats(mx_request *r, mx_request_stats *out); /* any thread *
 typedef struct mx_engine_stats {
     size_t n_running, n_queued;
     size_t kv_pages_used, kv_pages_max, kv_page_bytes;
+    size_t kv_used_bytes;     /* kv_pages_used is this in whole pages, rounded up */
     mx_bank_stats bank;
     bool has_cold;
     mx_cold_stats cold;

@@ -29,7 +29,13 @@ static size_t pages_wanted(const mx_engine *e, const mx_request *r)
 {
     size_t answer = mx_min_size(r->max_total - r->n_tokens, MX_ADMIT_TOKENS);
     size_t n_states = 2 * mx_kv_pool_state_pages(e->pool);
-    return (r->n_tokens + answer + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS + 1 + n_states;
+    size_t n_whole = (r->n_tokens + answer + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS;
+    if (e->window_spacing > 0) { /* those of a pass are whole before the window is past them */
+        size_t n_bytes = mx_kv_chain_bytes(mx_kv_pool_shape(e->pool), r->n_tokens + answer);
+        size_t n = n_bytes / mx_kv_pool_page_bytes(e->pool) + 1;
+        n_whole = mx_min_size(n_whole, n + e->cfg.prefill_chunk / MX_PAGE_TOKENS + 1);
+    }
+    return n_whole + 1 + n_states;
 }
 
 static bool has_room(const mx_engine *e, const mx_request *r)
@@ -41,11 +47,12 @@ static bool has_room(const mx_engine *e, const mx_request *r)
     return e->runs == NULL || sum <= mx_kv_pool_max(e->pool);
 }
 
-mx_page *mx_admit_page(mx_engine *e)
+mx_page *mx_admit_page(mx_engine *e, bool is_whole)
 {
-    mx_page *page = mx_page_alloc(e->pool);
+    mx_page *(*alloc)(mx_kv_pool *) = is_whole ? mx_page_alloc : mx_page_alloc_payload;
+    mx_page *page = alloc(e->pool);
     if (page == NULL && mx_bank_evict(e->bank, 1) > 0) {
-        page = mx_page_alloc(e->pool);
+        page = alloc(e->pool);
     }
     return page;
 }
@@ -111,7 +118,9 @@ static bool follow(mx_engine *e, mx_request *r, size_t n_have)
             r->follow_until = until;
         }
     }
-    if (leader == NULL || !mx_stop_want(e, leader, r->follow_until)) {
+    /* With windowed layers the place where the two part is what r will look for. */
+    size_t wanted = e->window_spacing > 0 ? best : r->follow_until;
+    if (leader == NULL || !mx_stop_want(e, leader, wanted)) {
         return false;
     }
     mx_seq_free(&r->seq);
@@ -211,7 +220,8 @@ void mx_admit_look(const mx_engine *e, const mx_hash256 *root, const int32_t *to
                    mx_bank_match *m)
 {
     mx_bank_lookup(e->bank, root, tokens, n, m);
-    if (e->spacing > 0 && n > 1 && m->n_tokens == n && m->hidden == NULL) {
+    bool is_cut = e->spacing > 0 || e->window_spacing > 0; /* then less may mean much less */
+    if (is_cut && n > 1 && m->n_tokens == n && m->hidden == NULL) {
         mx_bank_lookup(e->bank, root, tokens, n - 1, m);
     }
 }
@@ -278,6 +288,10 @@ void mx_admit_start(mx_engine *e, mx_request *r)
     if (e->spacing > 0) {
         size_t n_most = mx_min_size(r->match.n_shared, r->n_tokens - 1);
         (void)mx_bank_hold_pages(e->bank, &r->seq, r->tokens, n_most / MX_PAGE_TOKENS);
+        mx_request_begin_store(r, 0);
+    } else if (e->window_spacing > 0) {
+        size_t n_pages = mx_min_size(r->match.n_tokens, r->n_tokens - 1) / MX_PAGE_TOKENS;
+        (void)mx_bank_hold_pages(e->bank, &r->seq, r->tokens, n_pages);
         mx_request_begin_store(r, 0);
     } else {
         mx_bank_match m;
@@ -372,6 +386,22 @@ static void push_read_pages(mx_engine *e, mx_request *r, const mx_cold_job *job,
     }
 }
 
+/* How many of n tokens, whose pages are those of r and then what was read, one can go on from. */
+static size_t resumable(const mx_engine *e, const mx_request *r, const mx_cold_job *job, size_t n)
+{
+    const mx_kv_shape *s = mx_kv_pool_shape(e->pool);
+    const size_t n_old = r->seq.n_pages;
+    size_t lowest = mx_kv_first_seen(s, n);
+    for (size_t i = (n + MX_PAGE_TOKENS - 1) / MX_PAGE_TOKENS; s->n_local > 0 && i-- > lowest;) {
+        bool has = i < n_old ? i >= r->seq.first_local : job->locals[i - n_old] != NULL;
+        if (!has) {
+            n = i * MX_PAGE_TOKENS;
+            lowest = mx_kv_first_seen(s, n);
+        }
+    }
+    return n;
+}
+
 /* The pages of both tiers up to the state, and the state: all of it or nothing. What the bank holds
  * of it from now on it gives to others, too. */
 static void admit_read_state(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages,
@@ -418,11 +448,25 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
         n_got += i < job->n_full ? MX_PAGE_TOKENS : job->tail_rows;
     }
     r->look.n_condemned += job->n_condemned;
-    if (n_ram + n_got <= r->match.n_tokens) {
+    size_t n_end = resumable(e, r, job, n_ram + n_got);
+    if (n_end < n_ram + n_got && !r->reads_all) {
+        /* A file turned out to be bad or gone. One can go on from a place before it, perhaps, with rows
+         * that were not read: now they are. */
+        r->reads_all = true;
+        mx_seq_free(&r->seq);
+        mx_seq_init(&r->seq, e->pool, &r->root);
+        mx_admit_start(e, r);
+        return;
+    }
+    if (n_end <= r->match.n_tokens) {
         mx_admit_without_cold(e, r); /* the files were bad: RAM alone has as much */
         return;
     }
-    push_read_pages(e, r, job, pages, n_ram + n_got);
+    push_read_pages(e, r, job, pages, n_end);
+    if (!mx_seq_can_go_on(&r->seq)) { /* no memory */
+        mx_admit_without_cold(e, r);
+        return;
+    }
     mx_request_begin_store(r, r->seq.n_tokens / MX_PAGE_TOKENS);
     if (r->params.cache == MX_CACHE_USE) {
         /* Promotion. The tail follows with the entry that the prefill leaves at its end. */

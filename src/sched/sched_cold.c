@@ -22,7 +22,8 @@ struct mx_ticket {
     mx_query *query;     /* likewise */
     int32_t *tokens;
     mx_page **pages; /* [n_pages] one reference each, NULL where it was passed on */
-    uint8_t **payloads;
+    uint8_t **payloads, **locals;
+    bool holds_local;     /* the rows of windowed layers of pages[0], to be written */
     mx_hash256 *ids;
     size_t n_pages;
     mx_kvstate *state;    /* one reference: to be written, or filled; NULL = none, or passed on */
@@ -34,18 +35,29 @@ struct mx_ticket {
     uint32_t n_tail_rows; /* of a manifest's last page, which is pages[n_pages - 1]; 0 = it is full */
 };
 
+static void drop_page(mx_engine *e, mx_ticket *t, size_t i)
+{
+    if (t->holds_local && t->pages[i] != NULL) {
+        mx_page_drop_local(e->pool, t->pages[i]);
+        t->holds_local = false;
+    }
+    mx_page_unref(e->pool, t->pages[i]);
+    t->pages[i] = NULL;
+}
+
 static void free_ticket(mx_engine *e, mx_ticket *t)
 {
     if (t->query != NULL) {
         mx_query_answered(e, t->query, NULL);
     }
     for (size_t i = 0; i < t->n_pages; i++) {
-        mx_page_unref(e->pool, t->pages[i]);
+        drop_page(e, t, i);
     }
     mx_kvstate_unref(e->pool, t->state);
     mx_free(t->tokens);
     mx_free(t->pages);
     mx_free(t->payloads);
+    mx_free(t->locals);
     mx_free(t->ids);
     mx_free(t->positions);
     mx_free(t->turns);
@@ -62,9 +74,11 @@ static mx_ticket *new_ticket(mx_cold_job_kind kind, const mx_hash256 *root, size
     }
     t->pages = mx_calloc(n_pages, sizeof *t->pages);
     t->payloads = mx_calloc(n_pages, sizeof *t->payloads);
-    if (t->pages == NULL || t->payloads == NULL) {
+    t->locals = mx_calloc(n_pages, sizeof *t->locals);
+    if (t->pages == NULL || t->payloads == NULL || t->locals == NULL) {
         mx_free(t->pages);
         mx_free(t->payloads);
+        mx_free(t->locals);
         mx_free(t);
         return NULL;
     }
@@ -136,13 +150,21 @@ bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe)
     if (t == NULL) {
         return false;
     }
+    /* In front of the window only what the other layers see is wanted. */
+    size_t end = (t->job.first_page + probe->n_full) * MX_PAGE_TOKENS + probe->tail_rows;
+    size_t first_whole = r->reads_all ? 0 : mx_kv_first_kept(mx_kv_pool_shape(e->pool), end);
     while (t->n_pages < n_pages) {
-        mx_page *page = mx_admit_page(e);
+        mx_page *page = mx_admit_page(e, t->job.first_page + t->n_pages >= first_whole);
         if (page == NULL) {
             break; /* everything is in use: read as many as there is room for */
         }
         t->pages[t->n_pages] = page;
-        t->payloads[t->n_pages++] = page->payload;
+        t->payloads[t->n_pages] = page->payload;
+        t->locals[t->n_pages++] = page->local;
+    }
+    if (e->window_spacing > 0 && t->n_pages < n_pages) {
+        free_ticket(e, t); /* a part of it cannot be gone on from */
+        return false;
     }
     if (e->spacing > 0) {
         t->state = mx_admit_state(e);
@@ -161,6 +183,7 @@ bool mx_ticket_read(mx_engine *e, mx_request *r, const mx_cold_job *probe)
     t->job.tail_rows = has_all ? probe->tail_rows : 0;
     t->job.read_bytes = probe->read_bytes;
     t->job.payloads = t->payloads;
+    t->job.locals = t->locals;
     if (t->n_pages == 0 && t->state == NULL) {
         free_ticket(e, t);
         return false;
@@ -235,8 +258,7 @@ static bool give_back_pages(mx_engine *e, mx_ticket *t)
         if (t->job.kind == MX_COLD_WRITE_PAGE) {
             t->pages[i]->is_queued = false;
         }
-        mx_page_unref(e->pool, t->pages[i]);
-        t->pages[i] = NULL;
+        drop_page(e, t, i);
         any = true;
     }
     size_t state = t->job.kind == MX_COLD_WRITE_STATE ? 0 : MX_COLD_STATE_PAYLOAD;
@@ -307,12 +329,16 @@ static mx_err store_page(mx_engine *e, const mx_hash256 *root, mx_page *page, ui
                          const mx_hash256 *id)
 {
     bool is_full = n_rows == MX_PAGE_TOKENS;
+    const bool has_local = mx_page_has_local(mx_kv_pool_shape(e->pool), page, n_rows);
     if (is_full && page->is_queued) {
         return MX_OK;
     }
-    if (mx_cold_has_page(e->cold, id)) {
+    if (has_local ? mx_cold_has_whole_page(e->cold, id) : mx_cold_has_page(e->cold, id)) {
         e->live.disk_bytes_saved += mx_kv_rows_bytes(mx_kv_pool_shape(e->pool), n_rows);
         return MX_OK;
+    }
+    if (!has_local && !is_full) {
+        return MX_E_NOT_FOUND; /* nothing could be resumed in it */
     }
     mx_ticket *t = new_ticket(MX_COLD_WRITE_PAGE, root, 1);
     if (t == NULL) {
@@ -326,6 +352,11 @@ static mx_err store_page(mx_engine *e, const mx_hash256 *root, mx_page *page, ui
     memcpy(t->tokens, page->tokens, n_rows * sizeof *t->tokens);
     t->pages[0] = mx_page_ref(page);
     t->n_pages = 1;
+    if (has_local) {
+        mx_page_hold_local(page);
+        t->holds_local = true;
+        t->job.local = page->local;
+    }
     t->job.parent_id = *parent_id(root, page);
     t->job.first_page = page->index;
     t->job.tokens = t->tokens;
@@ -680,6 +711,11 @@ static bool complete(mx_engine *e, mx_ticket *t)
     if (t->job.kind == MX_COLD_PROBE) {
         mx_admit_probed(e, r, &t->job);
     } else if (t->job.kind == MX_COLD_READ) {
+        for (size_t i = 0; i < t->n_pages; i++) {
+            if (t->pages[i] != NULL && t->locals[i] == NULL) {
+                mx_page_shed_local(e->pool, t->pages[i]); /* the file has none */
+            }
+        }
         mx_admit_read(e, r, &t->job, t->pages, &t->state);
     }
     return false;

@@ -68,6 +68,7 @@ void mx_idle_give_way(mx_engine *e)
         }
         *link = r->next;
         mx_ticket_abandon(r, false);
+        mx_stop_keep_here(e, r);
         mx_seq_free(&r->seq);
         mx_seq_init(&r->seq, e->pool, &r->root);
         r->hidden_at = 0;

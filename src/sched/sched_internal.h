@@ -101,6 +101,9 @@ struct mx_request {
     uint64_t wait_deadline_us; /* when we stop waiting for it */
     size_t n_cold_pages;      /* pages of seq that were handed to the cold writer */
     mx_sent_states sent;      /* and states */
+    size_t n_windows;         /* where windows are kept: so many tokens were looked through */
+    bool reads_all;           /* the folder has turned out to have less than it said */
+    bool lets_rows_go;        /* under pressure: the cold writer gets no rows that nobody sees */
     bool has_cold_tail;       /* the last page of seq was read from this file: */
     mx_hash256 cold_tail_id;
     mx_bank_match match;            /* what RAM offered */
@@ -128,6 +131,7 @@ struct mx_engine {
     mx_hash256 root;          /* without salt */
     size_t max_seq_tokens;
     size_t spacing;           /* tokens between boundaries; 0 = the model has no state */
+    size_t window_spacing;    /* tokens between windows that are kept; 0 = no layer has one */
     int32_t *eog_ids;         /* [n_eog] tokens that end a generation */
     size_t n_eog;
 
@@ -201,7 +205,7 @@ void mx_admit_without_cold(mx_engine *e, mx_request *r);
 /* Who follows r starts anew: r leaves the list of runs. */
 void mx_admit_unfollow(mx_request *r);
 /* A page from the pool, evicting from the bank where needed; NULL when everything is in use. */
-mx_page *mx_admit_page(mx_engine *e);
+mx_page *mx_admit_page(mx_engine *e, bool is_whole); /* or without local */
 mx_kvstate *mx_admit_state(mx_engine *e); /* likewise */
 /* Takes a run off the list and puts it back at the front of the queue, its work kept in the bank. */
 void mx_admit_requeue(mx_engine *e, mx_request *r);
@@ -266,9 +270,11 @@ void mx_idle_drop_all(mx_engine *e);
 /* sched_stops.c */
 /* Tokens between two boundaries on the way; 0 = pages are all there is. */
 size_t mx_stop_spacing(const mx_kv_shape *shape);
+/* The same for the local rows of windowed layers; 0 = there are none. */
+size_t mx_stop_window_spacing(const mx_kv_shape *shape);
 /* The next position behind what r has been fed at which a pass is to end; SIZE_MAX = none. */
 size_t mx_stop_next(const mx_engine *e, const mx_request *r);
-/* Somebody follows o until it has n tokens: with states, o will leave a boundary there. False: it has
+/* Somebody follows o until it has n tokens: with states or windowed layers o will leave a boundary there. False: it has
  * been asked for too many. */
 bool mx_stop_want(const mx_engine *e, mx_request *o, size_t n);
 /* r starts: where it leaves what is stored, the next one may, too. */
@@ -278,11 +284,20 @@ enum { MX_STOP_MIN_TOKENS = 32 };
 /* r has just been fed: keeps a boundary when it stands where one is wanted; true = it does. */
 bool mx_stop_keep(mx_engine *e, mx_request *r);
 
+/* With windowed layers: keeps the rows that one sees behind wanted places, as far as whole pages (or
+ * with the tail, when that is in the bank) go. */
+void mx_stop_keep_windows(mx_engine *e, mx_request *r, bool with_tail);
+
+/* The same for the end of what r has in whole pages: its sequence is given up. */
+void mx_stop_keep_here(mx_engine *e, mx_request *r);
+
 /* r has another sequence: of its pages the cold writer has the first n_pages. */
 MX_INLINE void mx_request_begin_store(mx_request *r, size_t n_pages)
 {
     r->n_cold_pages = n_pages;
     r->sent.n = r->sent.until = 0;
+    r->n_windows = r->seq.n_tokens;
+    r->lets_rows_go = false;
 }
 
 MX_INLINE bool mx_request_may_store(const mx_request *r)

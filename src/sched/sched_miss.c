@@ -26,7 +26,7 @@ static size_t reason_index(const char *reason)
 void mx_miss_look_ram(const mx_engine *e, const mx_hash256 *root, const int32_t *tokens, size_t n,
                       mx_miss_look *look)
 {
-    *look = (mx_miss_look){0};
+    *look = (mx_miss_look){.n_condemned = look->n_condemned}; /* of a first attempt */
     look->n_common = mx_bank_continuation(e->bank, root, tokens, n, look->stored,
                                           MX_SNIPPET_TOKENS, &look->n_stored);
 }
@@ -81,8 +81,8 @@ static const char *reason_of(const mx_engine *e, const mx_miss_case *m, const mx
     if (look->n_condemned > 0) {
         return "quarantined";
     }
-    if (e->spacing > 0 && look->n_common > m->n_reused) {
-        return "boundary_only"; /* more of it is known, but no state behind what was reused */
+    if ((e->spacing > 0 || e->window_spacing > 0) && look->n_common > m->n_reused) {
+        return "boundary_only"; /* more of it is known, but neither state nor window to go on with */
     }
     if (was_evicted(e, m)) {
         return "evicted";

@@ -147,12 +147,40 @@ static bool take_from_writer(mx_engine *e)
     return now - e->starved_since_us >= WRITER_WAIT_US && mx_ticket_shed(e);
 }
 
+/* Local rows of windowed layers stay that the cold writer has not been handed yet, and those before
+ * places at which a window may still have to be kept. */
+static void keep_rows(const mx_engine *e, mx_request *r)
+{
+    r->seq.keep_from = SIZE_MAX;
+    if (e->window_spacing > 0 && mx_request_may_store(r)) {
+        size_t n = mx_kv_first_kept(mx_kv_pool_shape(e->pool), r->n_windows);
+        bool is_written = e->cold != NULL && !r->lets_rows_go;
+        r->seq.keep_from = is_written ? mx_min_size(n, r->n_cold_pages) : n;
+    }
+}
+
+/* The writer, or its folder, is slow: pages are written without what nobody sees any more. True: that
+ * gave room. */
+static bool let_rows_go(mx_engine *e)
+{
+    size_t n_used = mx_kv_pool_used_bytes(e->pool);
+    for (mx_request *r = e->runs; r != NULL && e->window_spacing > 0; r = r->next) {
+        if (r->state == MX_RUN_ACTIVE) {
+            r->lets_rows_go = true;
+            keep_rows(e, r);
+            mx_seq_trim(&r->seq);
+        }
+    }
+    return mx_kv_pool_used_bytes(e->pool) < n_used;
+}
+
 /* Makes n rows of r writable: evicts from the bank, then sends younger runs back to the line. False:
  * r sits this pass out, until an older run ends or the cold writer lets go of pages. Older runs never
  * give way, so there is always somebody who ends. */
 static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
 {
     size_t n_pages = n / MX_PAGE_TOKENS + 2 + mx_kv_pool_state_pages(e->pool);
+    keep_rows(e, r);
     while (mx_seq_reserve(&r->seq, n) != MX_OK) {
         if (r->params.is_idle) { /* there was room when it began */
             unplan(e, p, r);
@@ -160,7 +188,7 @@ static bool make_room(mx_engine *e, plan *p, mx_request *r, size_t n)
             mx_request_end(r, MX_FINISH_CANCELLED, MX_E_FULL, "no room");
             return false;
         }
-        if (mx_bank_evict(e->bank, n_pages) > 0) {
+        if (mx_bank_evict(e->bank, n_pages) > 0 || let_rows_go(e)) {
             continue;
         }
         mx_request *victim = youngest_behind(r);
@@ -288,6 +316,7 @@ void mx_step_commit_turn(mx_engine *e, mx_request *r)
         mx_log(MX_LOG_INFO, "bank: request=%s not kept: %s", r->params.id, eb.text);
     }
     mx_pin_point(e, r, true);
+    mx_stop_keep_windows(e, r, true);
     mx_ticket_store(e, r, MX_ENTRY_TURN, true);
 }
 
@@ -304,6 +333,7 @@ static void settle_prompt(mx_engine *e, mx_request *r)
     if (mx_request_may_store(r)) {
         (void)mx_bank_snapshot_cache(e->bank, &r->seq, MX_ENTRY_PROMPT, end_hidden(r), NULL);
         mx_pin_point(e, r, false);
+        mx_stop_keep_windows(e, r, true);
         mx_ticket_store(e, r, MX_ENTRY_PROMPT, true);
     }
     if (r->params.is_idle) {
@@ -402,6 +432,7 @@ static void commit_run(mx_engine *e, size_t i, size_t hidden_slot)
         bool has_more_pages = r->seq.n_tokens / MX_PAGE_TOKENS > old_pages;
         if (has_more_pages) {
             (void)mx_bank_insert_pages(e->bank, &r->seq);
+            mx_stop_keep_windows(e, r, false);
         }
         if (mx_stop_keep(e, r) || has_more_pages) {
             mx_ticket_store(e, r, MX_ENTRY_PROMPT, false);

@@ -70,15 +70,19 @@ static void add_page(wrong *w, const mx_request *r, const mx_seq *right, size_t 
 
 /* All pages are compared, for each has a file of its own; the first that differs is described. */
 static void compare_pages(const mx_engine *e, const mx_request *r, const mx_seq *right,
-                          uint8_t *got, uint8_t *want, wrong *w)
+                          uint8_t *got, uint8_t *want, uint8_t *whole, wrong *w)
 {
     const mx_kv_shape *shape = mx_kv_pool_shape(e->pool);
     for (size_t i = 0; i * MX_PAGE_TOKENS < right->n_tokens; i++) {
         uint32_t n_rows = (uint32_t)mx_min_size(right->n_tokens - i * MX_PAGE_TOKENS,
                                                 MX_PAGE_TOKENS);
         size_t n = mx_kv_rows_bytes(shape, n_rows);
-        mx_page_pack_rows(shape, got, r->seq.pages[i]->payload, n_rows);
-        mx_page_pack_rows(shape, want, right->pages[i]->payload, n_rows);
+        const mx_page *g = r->seq.pages[i], *w_page = right->pages[i];
+        /* Local rows that r has not are not looked at: they stand for themselves. */
+        mx_page_join(shape, whole, g->payload, i >= r->seq.first_local ? g->local : w_page->local);
+        mx_page_pack_rows(shape, got, whole, n_rows);
+        mx_page_join(shape, whole, w_page->payload, w_page->local);
+        mx_page_pack_rows(shape, want, whole, n_rows);
         size_t at = first_difference(got, want, n);
         if (at < n && w->n_pages == 0) {
             mx_log(MX_LOG_ERROR, "verify: request=%s the restored keys and values are not those of "
@@ -95,7 +99,7 @@ static void compare_pages(const mx_engine *e, const mx_request *r, const mx_seq 
 static void compare(const mx_engine *e, const mx_request *r, const mx_seq *right, uint8_t *scratch,
                     size_t page_bytes, wrong *w)
 {
-    compare_pages(e, r, right, scratch, scratch + page_bytes, w);
+    compare_pages(e, r, right, scratch, scratch + page_bytes, scratch + 2 * page_bytes, w);
     size_t n_state = mx_kv_pool_shape(e->pool)->state_bytes, n = right->n_tokens;
     if (n_state > 0 && memcmp(r->seq.state->data, right->state->data, n_state) != 0) {
         mx_log(MX_LOG_ERROR, "verify: request=%s the restored state is not that of the tokens: "
@@ -124,7 +128,8 @@ bool mx_verify_restored(mx_engine *e, mx_request *r)
     mx_seq right;
     mx_errbuf eb = {{0}};
     mx_seq_init(&right, e->pool, &r->root);
-    uint8_t *scratch = mx_alloc(2 * page_bytes);
+    right.keep_from = 0;
+    uint8_t *scratch = mx_alloc(3 * page_bytes);
     wrong w = {.ids = mx_alloc((r->seq.n_pages + 2) * sizeof *w.ids)};
     mx_err err = scratch != NULL && w.ids != NULL ? compute(e, r, &right, r->seq.n_tokens, &eb) : MX_E_NOMEM;
     bool is_good = true;

@@ -56,6 +56,7 @@ typedef struct item {
     bool is_stray;           /* see world.strays */
     uint64_t index;
     uint32_t n;
+    uint32_t n_local[DISK + 1]; /* [tier] PAGE: so many of the rows are there for windowed layers, too */
     int32_t t[MX_PAGE_TOKENS]; /* [n] */
 } item;
 
@@ -73,12 +74,14 @@ typedef struct world {
     unsigned step;
     rig g;
     bool has_states;
+    uint32_t window; /* 0 = the model has none */
     mx_hash256 salt, roots[N_ROOTS];
     text *texts;  /* [n_texts] */
     size_t n_texts;
     item *items;  /* [n_items] */
     size_t n_items;
-    mx_disk_page *heads; /* [n_heads] of files that were read once: they never change */
+    mx_disk_page *heads; /* [n_heads] of files that were read once: they never change, but for
+                          * whether the rows of windowed layers are in it */
     size_t n_heads;
     /* Pages that were on disk when the engine started and that no manifest names: a prompt that has
      * all of their tokens finds them by name, one that has some may or may not. */
@@ -115,14 +118,14 @@ static size_t common(const int32_t *a, size_t n_a, const int32_t *b, size_t n_b)
 
 /* ---- what the tiers list ---------------------------------------------------------------------- */
 
-static void add_item(world *w, kind k, tier where, const mx_hash256 *root, const mx_hash256 *parent,
-                     uint64_t index, const int32_t *t, uint32_t n)
+static item *add_item(world *w, kind k, tier where, const mx_hash256 *root, const mx_hash256 *parent,
+                      uint64_t index, const int32_t *t, uint32_t n)
 {
     mx_hash256 name = mx_page_identity(root, parent, t, n);
     for (size_t i = 0; i < w->n_items; i++) {
         if (w->items[i].kind == k && mx_hash256_eq(&w->items[i].name, &name)) {
             w->items[i].tiers |= where;
-            return;
+            return &w->items[i];
         }
     }
     EXPECT(w, w->n_items < MAX_ITEMS, "too many items for this test");
@@ -133,6 +136,7 @@ static void add_item(world *w, kind k, tier where, const mx_hash256 *root, const
     for (size_t i = 0; i < w->n_strays && where == DISK; i++) {
         it->is_stray |= mx_hash256_eq(&w->strays[i], &name);
     }
+    return it;
 }
 
 static void add_point(void *arg, const mx_bank_point *p)
@@ -142,7 +146,9 @@ static void add_point(void *arg, const mx_bank_point *p)
     const mx_hash256 *parent = page->parent != NULL ? &page->parent->id : p->root;
     uint32_t n = (uint32_t)(p->n_tokens - page->index * MX_PAGE_TOKENS);
     if (!p->is_entry) {
-        add_item(w, PAGE, RAM, p->root, parent, page->index, page->tokens, n);
+        item *it = add_item(w, PAGE, RAM, p->root, parent, page->index, page->tokens, n);
+        uint32_t n_local = page->local != NULL ? page->local_rows : 0;
+        it->n_local[RAM] = w->window == 0 || n_local > n ? n : n_local;
         return;
     }
     EXPECT(w, (p->state != NULL) == w->has_states, "an entry with a state too many or few");
@@ -214,9 +220,12 @@ static int add_file(const char *path, const struct stat *st, int type, struct FT
         if (at == w->n_heads) {
             return 0; /* went since it was listed: a tail, a whole page has taken its place */
         }
+    } else if (w->window > 0 && !read_head(path, p)) {
+        return 0;
     }
-    add_item(w, is_page ? PAGE : STATE, DISK, &p->root, &p->parent,
-             p->first_position / MX_PAGE_TOKENS, p->tokens, p->n_tokens);
+    item *it = add_item(w, is_page ? PAGE : STATE, DISK, &p->root, &p->parent,
+                        p->first_position / MX_PAGE_TOKENS, p->tokens, p->n_tokens);
+    it->n_local[DISK] = p->lacks_local ? 0 : p->n_tokens;
     return 0;
 }
 
@@ -278,6 +287,58 @@ static size_t reach(const world *w, int root, const int32_t *t, size_t n, unsign
     }
 }
 
+/* How much of t, of which the pages of this tier lead so far, can be gone on from: those that the next
+ * token sees are whole, or before page `base`. */
+static size_t reach_with_window(const world *w, int root, const int32_t *t, size_t n, tier where,
+                                bool with_strays, size_t base)
+{
+    uint32_t rows[MAX_TOKENS / MX_PAGE_TOKENS + 1] = {0};
+    mx_hash256 at = w->roots[root];
+    for (size_t pos = 0; pos < n; pos += MX_PAGE_TOKENS) {
+        uint32_t whole = 0;
+        for (size_t i = 0; i < w->n_items; i++) {
+            const item *it = &w->items[i];
+            if (it->kind != PAGE || (it->tiers & where) == 0 || !mx_hash256_eq(&it->parent, &at)) {
+                continue;
+            }
+            uint32_t k = (uint32_t)common(it->t, it->n, t + pos, n - pos);
+            if (k < it->n && it->is_stray && !with_strays && where == DISK) {
+                continue;
+            }
+            whole = k > whole ? k : whole;
+            k = k < it->n_local[where] ? k : it->n_local[where];
+            uint32_t *r = &rows[pos / MX_PAGE_TOKENS];
+            *r = k > *r ? k : *r;
+        }
+        if (whole < MX_PAGE_TOKENS && pos >= base * MX_PAGE_TOKENS) {
+            break;
+        }
+        at = mx_page_identity(&w->roots[root], &at, t + pos, MX_PAGE_TOKENS);
+    }
+    for (size_t m = n; m > base * MX_PAGE_TOKENS; m--) {
+        size_t last = (m - 1) / MX_PAGE_TOKENS;
+        size_t first = m >= w->window ? (m + 1 - w->window) / MX_PAGE_TOKENS : 0;
+        bool is_good = rows[last] >= m - last * MX_PAGE_TOKENS;
+        for (size_t i = mx_max_size(first, base); i < last; i++) {
+            is_good = is_good && rows[i] == MX_PAGE_TOKENS;
+        }
+        if (is_good) {
+            return m;
+        }
+    }
+    return base * MX_PAGE_TOKENS;
+}
+
+/* RAM alone, or what the disk adds behind the whole pages of that. */
+static size_t expected_with_window(const world *w, int root, const int32_t *t, size_t n,
+                                   bool with_strays)
+{
+    size_t n_ram = reach_with_window(w, root, t, n, RAM, false, 0);
+    size_t n_disk =
+        reach_with_window(w, root, t, n, DISK, with_strays, n_ram / MX_PAGE_TOKENS);
+    return mx_max_size(n_ram, n_disk);
+}
+
 /* The name of the first n tokens. */
 static mx_hash256 name_of(const world *w, int root, const int32_t *t, size_t n)
 {
@@ -308,6 +369,9 @@ static size_t expected(const world *w, int root, const int32_t *t, size_t n, uns
         return n; /* needs no forward pass at all */
     }
     /* The last token is computed again, so it is not looked for either. */
+    if (w->window > 0) {
+        return expected_with_window(w, root, t, n - 1, strays != 0);
+    }
     size_t most = reach(w, root, t, n - 1, RAM | DISK | strays);
     if (!w->has_states) {
         return most;
@@ -336,6 +400,13 @@ static size_t most_shared(const world *w, int root, const int32_t *t, size_t n)
     return best;
 }
 
+/* One can go on from there. */
+static bool has_bound(const world *w, const text *x, size_t at, tier where)
+{
+    return w->has_states ? has_item(w, STATE, x->root, x->t, at, where)
+                         : reach_with_window(w, x->root, x->t, at, where, true, 0) == at;
+}
+
 /* Nothing that is promised is gone, or this step may have made it so. */
 static void follow(world *w)
 {
@@ -350,7 +421,7 @@ static void follow(world *w)
             x->n_kept[where] = mx_min_size(n, x->n_kept[where]);
             for (size_t k = 0; k < x->n_bounds; k++) {
                 bool is_there = (x->bounds[k].tiers & where) == 0
-                                || has_item(w, STATE, x->root, x->t, x->bounds[k].at, where);
+                                || has_bound(w, x, x->bounds[k].at, where);
                 /* A state that is evicted before it was written is in no tier. */
                 bool was_never = i + 1 == w->n_texts && w->has_lost[RAM];
                 EXPECT(w, is_there || w->has_lost[where] || was_never,

@@ -84,8 +84,9 @@ static void make_prompt(world *w, prompt *p, const text *like)
 
 static void promise_bound(const world *w, text *x, size_t at, unsigned tiers)
 {
-    if (w->has_states && at > 0) {
-        tiers &= w->h->cold == MX_COLD_OFF || at < MIN_DISK_TOKENS ? RAM : RAM | DISK;
+    if ((w->has_states || w->window > 0) && at > 0) {
+        tiers &= w->h->cold == MX_COLD_OFF || at < MIN_DISK_TOKENS || !w->has_states ? RAM
+                                                                                     : RAM | DISK;
         assert_true(x->n_bounds < MAX_BOUNDS);
         x->bounds[x->n_bounds].at = at;
         x->bounds[x->n_bounds++].tiers = tiers;
@@ -404,6 +405,9 @@ static void open_world(world *w, mx_cold_fileops *ops)
     w->has_states = mx_model_kv_shape(m)->state_bytes > 0;
     EXPECT(w, !w->has_states || mx_stop_spacing(mx_model_kv_shape(m)) == SPACING,
            "boundaries at other distances than this test supposes");
+    w->window = mx_model_kv_shape(m)->window;
+    EXPECT(w, w->window == 0 || mx_stop_window_spacing(mx_model_kv_shape(m)) == SPACING,
+           "windows at other distances than this test supposes");
     w->salt = (mx_hash256){{7}};
     w->roots[0] = mx_model_root(m, NULL);
     w->roots[1] = mx_model_root(m, &w->salt);
@@ -517,6 +521,18 @@ static void window(void **state)
     (void)state;
     history h = {.what = "window", .spec = tiny_of("gemma3"), .cold = MX_COLD_ON,
                  .budget_pages = 40};
+    run_histories(&h, 2);
+    h.what = "window, no disk";
+    h.cold = MX_COLD_OFF;
+    run_histories(&h, 2);
+    h.what = "window, plenty of pages";
+    h.cold = MX_COLD_ON;
+    h.budget_pages = 0;
+    run_histories(&h, 1);
+    h.what = "window in all layers, no disk";
+    h.spec = tiny_of("f32");
+    h.spec.window = 64;
+    h.cold = MX_COLD_OFF;
     run_histories(&h, 1);
 }
 
