@@ -277,7 +277,7 @@ static const char *error_type(unsigned status)
 }
 
 /* Clients of the Messages API say so in a header; its paths are their own, too. */
-static bool speaks_messages(mx_http_exchange *x)
+static bool speaks_messages(const mx_http_exchange *x)
 {
     const char *rest;
     route_kind kind = find_route(mx_http_path(x), &rest);
@@ -373,6 +373,17 @@ bool mx_api_is_admin_path(const char *path)
     const char *rest;
     route_kind kind = find_route(path, &rest);
     return kind == ROUTE_INFO || kind == ROUTE_METRICS || kind == ROUTE_ADMIN;
+}
+
+bool mx_api_error_words(const mx_http_exchange *x, mx_buf *out, unsigned status, const char *message)
+{
+    mx_problem p = {0};
+    if (!speaks_messages(x)) {
+        return false;
+    }
+    mx_problem_set(&p, status, NULL, NULL, "%s", message);
+    mx_messages_error(out, &p, mx_http_request_id(x));
+    return true;
 }
 
 void mx_api_reply_wrong_method(mx_http_exchange *x, const char *allowed)

@@ -62,5 +62,7 @@ void mx_api_handle(void *arg, mx_http_exchange *x);
 extern const char *const mx_api_open_paths[];
 extern const size_t mx_api_n_open_paths;
 bool mx_api_is_admin_path(const char *path); /* /admin/..., /metrics, /info */
+/* In Anthropic's words for clients that speak them. */
+bool mx_api_error_words(const mx_http_exchange *x, mx_buf *out, unsigned status, const char *message);
 
 #endif

@@ -218,6 +218,7 @@ static mx_err start_http(server *s, mx_errbuf *eb)
         .open_paths = mx_api_open_paths,
         .n_open_paths = mx_api_n_open_paths,
         .is_admin_path = mx_api_is_admin_path,
+        .error_words = mx_api_error_words,
         .admin_key = o->admin_key,
         .handler = mx_api_handle,
         .handler_arg = s->api,

@@ -51,6 +51,9 @@ typedef struct mx_http_config {
      * admin key; without one they are not there (404). The admin key opens nothing else. */
     bool (*is_admin_path)(const char *path);
     const char *admin_key;        /* NULL = none */
+    /* Writes the body of an error that this server answers by itself, for paths whose clients expect other
+     * words than OpenAI's; false = nothing was written. NULL = there are no such paths. Any thread. */
+    bool (*error_words)(const mx_http_exchange *x, mx_buf *out, unsigned status, const char *message);
     mx_http_handler handler;
     void *handler_arg;
     unsigned send_timeout_ms;     /* a client that takes nothing of its answer; 0 = 60 s */

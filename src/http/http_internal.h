@@ -229,6 +229,9 @@ void http_work_stop(mx_http *h);
 mx_err http_request_start(mx_http *h, mx_errbuf *eb); /* creates the daemon */
 /* Acts on what other threads did to x: resumes, pulls, ends. */
 void http_request_advance(mx_http_exchange *x);
+/* The body of an error that no handler answers, in the words of its path. */
+void http_own_error(const mx_http_exchange *x, mx_buf *out, unsigned status, const char *message,
+                    const char *code);
 /* A whole JSON error written straight to a socket, for the cases where libmicrohttpd cannot. */
 void http_raw_error(int fd, unsigned status, const char *request_id, const char *message);
 

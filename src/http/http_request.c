@@ -95,11 +95,20 @@ static struct MHD_Response *response_of_buf(mx_http_exchange *x, mx_buf *body)
     return r;
 }
 
+void http_own_error(const mx_http_exchange *x, mx_buf *out, unsigned status, const char *message,
+                    const char *code)
+{
+    const mx_http_config *cfg = &x->h->cfg;
+    if (x->path == NULL || cfg->error_words == NULL || !cfg->error_words(x, out, status, message)) {
+        mx_http_error_body(out, status, message, NULL, code);
+    }
+}
+
 static enum MHD_Result send_error(mx_http_exchange *x, unsigned status, const char *message,
                                   const char *code)
 {
     mx_buf_clear(&x->reply_body);
-    mx_http_error_body(&x->reply_body, status, message, NULL, code);
+    http_own_error(x, &x->reply_body, status, message, code);
     struct MHD_Response *r = x->reply_body.failed ? NULL : response_of_buf(x, &x->reply_body);
     if (r == NULL) {
         return MHD_NO;
@@ -304,7 +313,7 @@ void http_raw_error(int fd, unsigned status, const char *request_id, const char 
 static void fail_deferred(mx_http_exchange *x)
 {
     mx_buf body = {0};
-    mx_http_error_body(&body, 500, "The request ended without an answer.", NULL, NULL);
+    http_own_error(x, &body, 500, "The request ended without an answer.", NULL);
     mx_http_reply(x, 500, "application/json", mx_buf_view(&body), NULL, 0);
     mx_buf_free(&body);
 }

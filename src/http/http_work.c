@@ -72,8 +72,7 @@ static void *worker_main(void *arg)
              * left who could give one. */
             if (atomic_load(&x->answer) == HTTP_NONE && atomic_load(&x->refs) <= 2) {
                 mx_buf body = {0};
-                mx_http_error_body(&body, 500, "The server did not answer this request.", NULL,
-                                   NULL);
+                http_own_error(x, &body, 500, "The server did not answer this request.", NULL);
                 mx_http_reply(x, 500, "application/json", mx_buf_view(&body), NULL, 0);
                 mx_buf_free(&body);
             }

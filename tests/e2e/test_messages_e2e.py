@@ -33,6 +33,21 @@ def ask(s, body):
     return r.json()
 
 
+def test_errors_of_the_server_itself_are_in_its_words(start):
+    """Those that are told before a handler sees the request: no key, a body that is too large."""
+    s = start("--api-key", "secret-one")
+    for path, words in (("/v1/messages", {"type": "error"}), ("/v1/messages/count_tokens", {"type": "error"}),
+                        ("/v1/chat/completions", {})):
+        r = s.post(path, {}, headers={"Authorization": "Bearer wrong"})
+        assert r.status_code == 401
+        assert r.json()["error"]["type"] == "authentication_error"
+        assert {k: v for k, v in r.json().items() if k == "type"} == words
+        assert ("request_id" in r.json()) == bool(words)
+    r = s.post("/v1/chat/completions", {}, headers={"anthropic-version": "2023-06-01", "Authorization": "Bearer wrong"})
+    assert r.json()["type"] == "error"
+    assert s.stop() == 0
+
+
 def test_calls_come_back_as_they_were_sampled(start):
     chat, s = weather_chat(), start("--ssd-restore", "always")
     first = ask(s, body_of(chat))
