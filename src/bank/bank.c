@@ -424,7 +424,7 @@ static bool put_entry(mx_bank *b, mx_bank_node *node, uint32_t n_rows, mx_bank_e
     b->stats.bytes += mx_entry_bytes(b, e);
     if (e->state != NULL) {
         mx_entry_touch(e);
-        mx_boundary_add(b, node, e);
+        mx_boundary_add(b, e);
     }
     if (is_refresh) {
         mx_node_touch(b, node);

@@ -79,10 +79,9 @@ bool mx_boundary_reserve(mx_bank *b)
     return ok;
 }
 
-void mx_boundary_add(mx_bank *b, mx_bank_node *node, mx_bank_entry *e)
+void mx_boundary_add(mx_bank *b, mx_bank_entry *e)
 {
     assert(b->stats.n_states < b->states_cap);
-    assert(e->node == node);
     e->state_at = b->stats.n_states;
     b->states[b->stats.n_states++] = e;
 }

@@ -155,7 +155,7 @@ mx_bank_entry *mx_boundary_before(const mx_bank_node *node, uint32_t n_rows, siz
 mx_bank_entry *mx_boundary_below(const mx_bank_node *at, const int32_t *tokens, uint32_t common);
 /* The list of boundaries; room for one more is made before. False: no memory. */
 bool mx_boundary_reserve(mx_bank *b);
-void mx_boundary_add(mx_bank *b, mx_bank_node *node, mx_bank_entry *e);
+void mx_boundary_add(mx_bank *b, mx_bank_entry *e);
 void mx_boundary_remove(mx_bank *b, mx_bank_entry *e);
 /* Drops the boundary whose loss costs least and whose state nobody else uses. False: there is
  * none. */
