@@ -402,6 +402,14 @@ static size_t resumable(const mx_engine *e, const mx_request *r, const mx_cold_j
     return n;
 }
 
+/* Has RAM got n tokens by now? While the files were read somebody may have computed the same, and more. */
+static bool is_in_ram(const mx_engine *e, const mx_request *r, size_t n)
+{
+    mx_bank_match now;
+    mx_admit_look(e, &r->root, r->tokens, r->n_tokens, &now);
+    return now.n_tokens >= n;
+}
+
 /* The pages of both tiers up to the state, and the state: all of it or nothing. What the bank holds
  * of it from now on it gives to others, too. */
 static void admit_read_state(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages,
@@ -410,7 +418,7 @@ static void admit_read_state(mx_engine *e, mx_request *r, const mx_cold_job *job
     size_t at = (size_t)job->state_at;
     mx_err err = MX_OK;
     r->look.n_condemned += job->n_condemned;
-    if (at <= r->match.n_tokens) {
+    if (is_in_ram(e, r, at)) {
         mx_admit_without_cold(e, r);
         return;
     }
@@ -458,8 +466,8 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
         mx_admit_start(e, r);
         return;
     }
-    if (n_end <= r->match.n_tokens) {
-        mx_admit_without_cold(e, r); /* the files were bad: RAM alone has as much */
+    if (is_in_ram(e, r, n_end)) {
+        mx_admit_without_cold(e, r); /* the files were bad, or late */
         return;
     }
     push_read_pages(e, r, job, pages, n_end);
