@@ -320,6 +320,21 @@ bool mx_admit_is_worth_reading(const mx_engine *e, const mx_cold_job *job, size_
     return (double)job->read_bytes / s.read_bytes_per_us < e->us_per_token * (double)n_gain;
 }
 
+/* Has RAM got n tokens by now? While the files were read somebody may have computed the same, and more. */
+static bool is_in_ram(const mx_engine *e, const mx_request *r, size_t n)
+{
+    mx_bank_match now;
+    mx_admit_look(e, &r->root, r->tokens, r->n_tokens, &now);
+    return now.n_tokens >= n;
+}
+
+static void start_again(mx_engine *e, mx_request *r)
+{
+    mx_seq_free(&r->seq);
+    mx_seq_init(&r->seq, e->pool, &r->root);
+    mx_admit_start(e, r);
+}
+
 void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
 {
     size_t n_cold = job->n_full * MX_PAGE_TOKENS + job->tail_rows;
@@ -328,6 +343,15 @@ void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
     if (e->spacing > 0) { /* how far each tier leads is all that counts */
         n_cold = (size_t)job->state_at;
         n_ram_rows = r->match.n_tokens;
+    }
+    if (job->status == MX_OK && n_cold <= n_ram_rows && !r->has_looked_again
+        && !is_in_ram(e, r, r->match.n_tokens))
+    {
+        /* RAM led as far as the folder when the question was put, and no longer does: an end may have
+         * given way to a later one, and its window with it. */
+        r->has_looked_again = true;
+        start_again(e, r);
+        return;
     }
     if (job->status != MX_OK || n_cold <= n_ram_rows) {
         mx_admit_without_cold(e, r);
@@ -402,14 +426,6 @@ static size_t resumable(const mx_engine *e, const mx_request *r, const mx_cold_j
     return n;
 }
 
-/* Has RAM got n tokens by now? While the files were read somebody may have computed the same, and more. */
-static bool is_in_ram(const mx_engine *e, const mx_request *r, size_t n)
-{
-    mx_bank_match now;
-    mx_admit_look(e, &r->root, r->tokens, r->n_tokens, &now);
-    return now.n_tokens >= n;
-}
-
 /* The pages of both tiers up to the state, and the state: all of it or nothing. What the bank holds
  * of it from now on it gives to others, too. */
 static void admit_read_state(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page **pages,
@@ -461,9 +477,7 @@ void mx_admit_read(mx_engine *e, mx_request *r, const mx_cold_job *job, mx_page 
         /* A file turned out to be bad or gone. One can go on from a place before it, perhaps, with rows
          * that were not read: now they are. */
         r->reads_all = true;
-        mx_seq_free(&r->seq);
-        mx_seq_init(&r->seq, e->pool, &r->root);
-        mx_admit_start(e, r);
+        start_again(e, r);
         return;
     }
     if (is_in_ram(e, r, n_end)) {

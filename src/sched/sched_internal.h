@@ -103,6 +103,7 @@ struct mx_request {
     mx_sent_states sent;      /* and states */
     size_t n_windows;         /* where windows are kept: so many tokens were looked through */
     bool reads_all;           /* the folder has turned out to have less than it said */
+    bool has_looked_again;    /* RAM has turned out to have less by the time the folder answered */
     bool lets_rows_go;        /* under pressure: the cold writer gets no rows that nobody sees */
     bool has_cold_tail;       /* the last page of seq was read from this file: */
     mx_hash256 cold_tail_id;

@@ -135,21 +135,21 @@ class Server:
                     events.append(data if data == "[DONE]" else json.loads(data))
         return events
 
-    def info(self):
-        return self.get("/info").json()
+    def info(self, headers=None):
+        return self.get("/info", headers=headers).json()
 
-    def wait_for(self, what, condition, seconds=10):
+    def wait_for(self, what, condition, seconds=10, headers=None):
         until = time.monotonic() + seconds
         while True:
-            info = self.info()
+            info = self.info(headers)
             if condition(info):
                 return info
             assert time.monotonic() < until, f"waited for {what}: {json.dumps(info, indent=1)}"
             time.sleep(0.01)
 
-    def wait_durable(self):
+    def wait_durable(self, headers=None):
         return self.wait_for("the cold tier's writer", lambda i: i["ssd"]["queued_jobs"] == 0
-                             and i["ssd"]["sessions_written"] > 0)
+                             and i["ssd"]["sessions_written"] > 0, headers=headers)
 
     def open_socket(self, body, rcvbuf=None):
         """Sends a chat request and leaves its socket to the test."""

@@ -576,6 +576,7 @@ def test_entries_of_keys_are_the_administrators(start_keyed):
     s = start_keyed(env={"MTPLX_ADMIN_KEY": "root"})
     usage(s, conversation(100), "key-one")
     usage(s, conversation(100), "key-two")
+    s.wait_durable(key("root"))  # each file that is written meanwhile is one more
     listed = entries(s, key("root"))
     assert len({e["id"] for e in listed if e["kind"] == "turn"}) == 2
     assert all(e["isolated"] for e in listed)
