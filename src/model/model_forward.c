@@ -191,8 +191,8 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
     /* What differs from rope in rope_local is in the table alone. */
     const float *table = mx_layer_is_local(bp, p->layer) ? m->s.rope_local : m->s.rope;
     for (size_t r = begin; r < end; r++) {
-        mx_row *row = &m->s.rows[r];
-        float *q = m->s.qkv + r * width, *k = q + q_width, *v = k + kv_width;
+        const mx_row *row = &m->s.rows[r];
+        float *q = m->s.qkv + r * width, *k = q + q_width;
         if (l->qkv_bias != NULL) {
             kern->add(q, l->qkv_bias, q_width + 2 * kv_width);
         }
@@ -205,12 +205,15 @@ static void store_rows(mx_pass *p, unsigned worker, size_t begin, size_t end)
         const float *cos_sin = table + (size_t)row->pos * bp->rope.n_rot;
         kern->rope(q, bp->n_heads, d, &bp->rope, cos_sin);
         kern->rope(k, bp->n_kv_heads, d, &bp->rope, cos_sin);
-        for (uint32_t h = 0; h < bp->n_kv_heads; h++) {
+    }
+    /* Head by head: a row writes into every line of a K tile, which then are in L1 for the next row. */
+    for (uint32_t h = 0; h < bp->n_kv_heads; h++) {
+        for (size_t r = begin; r < end; r++) {
+            mx_row *row = &m->s.rows[r];
+            const float *k = m->s.qkv + r * width + q_width + h * d, *v = k + kv_width;
             uint8_t *k_tile = mx_page_k_of(&m->kv_shape, row->page, kv_layer, h);
             uint8_t *v_tile = mx_page_v_of(&m->kv_shape, row->page, kv_layer, h);
-            if (!kern->kv_store(m->kv_shape.type, k_tile, v_tile, d, row->pos % MX_PAGE_TOKENS,
-                                k + h * d, v + h * d))
-            {
+            if (!kern->kv_store(m->kv_shape.type, k_tile, v_tile, d, row->pos % MX_PAGE_TOKENS, k, v)) {
                 row->is_bad = true;
             }
         }
