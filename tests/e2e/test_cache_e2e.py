@@ -523,7 +523,10 @@ def test_verify_restore(start):
     from_disk = s.chat(chat, max_tokens=8)
     assert (cold.mode, warm.mode, from_disk.mode) == ("cold", "warm_prefix", "ssd")
     assert cold.text == warm.text == from_disk.text
-    assert 'mtplx_restores_verified_total{result="equal"} 1' in s.get("/metrics").text
+    until = time.monotonic() + 10  # figures are a tenth of a second old
+    while 'mtplx_restores_verified_total{result="equal"} 1' not in s.get("/metrics").text:
+        assert time.monotonic() < until, s.get("/metrics").text
+        time.sleep(0.01)
     assert 'mtplx_restores_verified_total{result="different"} 0' in s.get("/metrics").text
 
 
