@@ -157,7 +157,7 @@ run_aarch64() {
     # The fidelity test would compute thousands of tokens; the reference test runs a host's Python
     # and compares with a tolerance, where the golden hashes leave none; loops of injected faults, kills
     # and damage take minutes and have nothing to do with the CPU, nor have how work grows and
-    # which prefix is found.
+    # which prefix is found; processes that start themselves anew would need the emulator, too.
     build "aarch64" build-aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake \
         -DCMAKE_BUILD_TYPE=Check -DMTPLX_WERROR=ON &&
         run_ctest "aarch64 (qemu-user)" build-aarch64 \
