@@ -226,7 +226,7 @@ static void calls_are_replayed(void **state)
 {
     (void)state;
     if (mx_test_shared() == NULL) {
-        skip();
+        mx_skip_or_fail("../shared with the templates is missing");
     }
     char *doc = read_text("docs/tools.md");
     for (size_t i = 0; i < MX_COUNT(families); i++) {
@@ -263,7 +263,7 @@ static void calls_are_streamed(void **state)
 {
     (void)state;
     if (mx_test_shared() == NULL) {
-        skip();
+        mx_skip_or_fail("../shared with the templates is missing");
     }
     for (size_t i = 0; i < MX_COUNT(families); i++) {
         const family *f = &families[i];
@@ -294,7 +294,7 @@ static void foreign_ids_are_made_to_fit(void **state)
 {
     (void)state;
     if (mx_test_shared() == NULL) {
-        skip();
+        mx_skip_or_fail("../shared with the templates is missing");
     }
     const family *f = family_of("Mistral-Small-3.2-24B-Instruct-2506");
     service s;

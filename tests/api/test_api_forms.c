@@ -50,7 +50,7 @@ static void forms_of_published_templates(void **state)
     };
     const char *shared = mx_test_shared();
     if (shared == NULL) {
-        skip();
+        mx_skip_or_fail("../shared with the templates is missing");
     }
     char *text = malloc(1 << 20);
     assert_non_null(text);
