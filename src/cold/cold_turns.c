@@ -14,6 +14,7 @@
 typedef struct place {
     mx_hash256 root, session;
     mx_turn turn;
+    uint64_t n_tokens; /* of the session */
     uint32_t next; /* in its bucket, + 1; 0 = the last */
     bool is_used;
 } place;
@@ -95,7 +96,7 @@ static size_t free_place_locked(mx_cold_turns *t)
 }
 
 void mx_cold_turns_add(mx_cold_turns *t, const mx_hash256 *root, const mx_hash256 *session,
-                       const mx_turn *turn)
+                       uint64_t n_tokens, const mx_turn *turn)
 {
     pthread_mutex_lock(&t->lock);
     uint32_t at = *bucket_of(t, turn);
@@ -103,13 +104,17 @@ void mx_cold_turns_add(mx_cold_turns *t, const mx_hash256 *root, const mx_hash25
         at = t->places[at - 1].next;
     }
     if (at != 0) {
-        t->places[at - 1].session = *session;
-        t->places[at - 1].turn = *turn;
+        place *p = &t->places[at - 1];
+        if (n_tokens >= p->n_tokens) {
+            p->session = *session;
+            p->n_tokens = n_tokens;
+            p->turn = *turn;
+        }
     } else {
         size_t i = free_place_locked(t);
         if (i != SIZE_MAX) {
             uint32_t *bucket = bucket_of(t, turn);
-            t->places[i] = (place){*root, *session, *turn, *bucket, true};
+            t->places[i] = (place){*root, *session, *turn, n_tokens, *bucket, true};
             *bucket = (uint32_t)i + 1;
             t->n_used++;
         }

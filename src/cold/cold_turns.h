@@ -20,11 +20,11 @@ typedef struct mx_cold_turns mx_cold_turns;
 mx_cold_turns *mx_cold_turns_create(void); /* NULL = no memory */
 void mx_cold_turns_destroy(mx_cold_turns *t); /* NULL is allowed */
 
-/* The manifest `session` of that root tells of it. What was learned of the same prompt from
- * another manifest is replaced, unless that tells of another answer to it. Without memory it is
- * not known. */
+/* The manifest `session` of that root, of n_tokens, tells of it. Of several that tell of the same
+ * answer the longest counts, of equal ones the last: it outlives the others when superfluous ones are
+ * deleted, and whoever reads it learns of what came later, too. Without memory it is not known. */
 void mx_cold_turns_add(mx_cold_turns *t, const mx_hash256 *root, const mx_hash256 *session,
-                       const mx_turn *turn);
+                       uint64_t n_tokens, const mx_turn *turn);
 /* The manifest is of no use: it is gone, or its pages are. */
 void mx_cold_turns_drop(mx_cold_turns *t, const mx_hash256 *root, const mx_hash256 *session);
 

@@ -340,7 +340,7 @@ mx_err mx_cold_learn_manifest(mx_cold *c, const mx_disk_manifest *m)
     mx_turn turn;
     for (uint32_t i = 0; i < m->n_turns; i++) {
         if (mx_turn_decode(&turn, m->turns + i * MX_DISK_TURN_BYTES)) {
-            mx_cold_turns_add(c->turns, &m->root, parent, &turn);
+            mx_cold_turns_add(c->turns, &m->root, parent, m->n_tokens, &turn);
         }
     }
     return MX_OK;

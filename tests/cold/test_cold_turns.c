@@ -261,7 +261,7 @@ static void test_table_is_bounded(void **arg)
     enum { EXTRA = 500 };
     for (int k = 0; k < MX_COLD_TURNS_MAX + EXTRA; k++) {
         mx_turn turn = turn_of(k, 10 + (uint32_t)k, UINT32_MAX);
-        mx_cold_turns_add(t, &root, k % 2 ? &session : &last, &turn);
+        mx_cold_turns_add(t, &root, k % 2 ? &session : &last, 100, &turn);
     }
     assert_int_equal(mx_cold_turns_count(t), MX_COLD_TURNS_MAX);
     mx_turn *turns;
@@ -279,7 +279,7 @@ static void test_table_is_bounded(void **arg)
     mx_free(sessions);
     /* The same answer again takes no second place; half of them go with their manifest. */
     mx_turn again = turn_of(MX_COLD_TURNS_MAX, 10 + MX_COLD_TURNS_MAX, 77);
-    mx_cold_turns_add(t, &root, &last, &again);
+    mx_cold_turns_add(t, &root, &last, 100, &again);
     assert_int_equal(mx_cold_turns_count(t), MX_COLD_TURNS_MAX);
     mx_cold_turns_drop(t, &root, &session);
     assert_int_equal(mx_cold_turns_count(t), MX_COLD_TURNS_MAX / 2);
@@ -292,12 +292,33 @@ static void test_table_is_bounded(void **arg)
     mx_free(sessions);
     for (int k = 0; k < 3000; k++) { /* places that are free are used again */
         mx_turn turn = turn_of(-k - 1, 10, UINT32_MAX);
-        mx_cold_turns_add(t, &root, &session, &turn);
+        mx_cold_turns_add(t, &root, &session, 100, &turn);
     }
     mx_cold_turns_drop(t, &root, &last);
     assert_in_range(mx_cold_turns_count(t), 1, 3000);
     mx_cold_turns_destroy(t);
     assert_int_equal(mx_mem_live(), live);
+}
+
+/* Manifests are read in any order after a start; the longest is the one that stays. */
+static void test_the_longest_manifest_counts(void **arg)
+{
+    (void)arg;
+    mx_cold_turns *t = mx_cold_turns_create();
+    mx_hash256 root = help_root(1), sessions[] = {help_root(2), help_root(3), help_root(4)};
+    static const uint64_t n_tokens[] = {200, 300, 100};
+    mx_turn turn = turn_of(1, 10, 20), *turns;
+    for (size_t i = 0; i < MX_COUNT(sessions); i++) {
+        mx_cold_turns_add(t, &root, &sessions[i], n_tokens[i], &turn);
+    }
+    mx_hash256 *found;
+    size_t n;
+    assert_int_equal(mx_cold_turns_list(t, &root, 0, 0, turn.nonce, &turns, &found, &n), MX_OK);
+    assert_int_equal(n, 1);
+    assert_memory_equal(&found[0], &sessions[1], sizeof *found);
+    mx_free(turns);
+    mx_free(found);
+    mx_cold_turns_destroy(t);
 }
 
 #define T(f) cmocka_unit_test_setup_teardown(f, help_setup, help_teardown)
@@ -310,6 +331,7 @@ int main(void)
         T(test_damage),                 T(test_damaged_manifest),
         T(test_removed_with_the_conversation),
         T(test_memory_runs_out),        cmocka_unit_test(test_table_is_bounded),
+        cmocka_unit_test(test_the_longest_manifest_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
