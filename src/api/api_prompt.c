@@ -266,18 +266,24 @@ bool mx_api_next_prompt(mx_api *a, const mx_reply *reply, const mx_prompt_rules 
 
 /* ---- calls of tools -------------------------------------------------------------------------- */
 
+/* For all calls of a prompt, the folder's time included. A conversation that fits into a context takes
+ * a few milliseconds; but a body may hold a hundred thousand calls that nobody has made. */
+static const uint64_t SAID_US = 4 * 1000000;
+
 typedef struct said_where {
     mx_api *api;
     const mx_hash256 *scope;
+    uint64_t began_us;
 } said_where;
 
 static bool said(void *arg, const uint8_t nonce[MX_TURN_NONCE], mx_buf *out)
 {
     const said_where *w = arg;
     const mx_tokenizer *tok = mx_model_tokenizer(w->api->model);
-    return mx_recall_said(w->api->recall, tok, w->scope, nonce, out) ||
-           (mx_api_fetch_said(w->api, w->scope, nonce) &&
-            mx_recall_said(w->api->recall, tok, w->scope, nonce, out));
+    return mx_now_us() - w->began_us < SAID_US &&
+           (mx_recall_said(w->api->recall, tok, w->scope, nonce, out) ||
+            (mx_api_fetch_said(w->api, w->scope, nonce, w->began_us) &&
+             mx_recall_said(w->api->recall, tok, w->scope, nonce, out)));
 }
 
 /* Renders with the calls as they were sampled; *differs: as the client sent them it would be
@@ -285,7 +291,7 @@ static bool said(void *arg, const uint8_t nonce[MX_TURN_NONCE], mx_buf *out)
 static bool render(mx_api *a, mx_chat_env *env, struct json_object *body,
                    const mx_prompt_rules *rules, mx_rendered *out, bool *differs, mx_problem *p)
 {
-    said_where where = {a, &rules->scope};
+    said_where where = {a, &rules->scope, mx_now_us()};
     size_t n_replayed;
     mx_chat_env plain = *env;
     *differs = false;

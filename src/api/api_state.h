@@ -144,8 +144,10 @@ bool mx_api_text_prompts(mx_api *a, struct json_object *body, const mx_prompt_ru
 /* Puts into a->recall what the folder knows of an answer in t behind its first n_known bytes;
  * waits for the folder, but not long. True: there was something. */
 bool mx_api_fetch_turns(mx_api *a, const mx_recall_text *t, size_t n_known);
-/* The same for the answer that has this nonce. */
-bool mx_api_fetch_said(mx_api *a, const mx_hash256 *scope, const uint8_t nonce[MX_TURN_NONCE]);
+/* The same for the answer that has this nonce, and those of its conversation. began_us: when the
+ * prompt's first such question was asked (mx_now_us), since the folder's time is for all of them. */
+bool mx_api_fetch_said(mx_api *a, const mx_hash256 *scope, const uint8_t nonce[MX_TURN_NONCE],
+                       uint64_t began_us);
 void mx_prompt_free(mx_prompt *prompt); /* what is in it */
 void mx_prompts_free(mx_prompt *prompts, size_t n);
 

@@ -18,16 +18,20 @@ typedef struct service {
     mx_http *http;
 } service;
 
-/* Serves a tiny model of this description (its template and words count). n_keys API keys: key-0,
- * key-1. Of `switches` the API's flags count. */
-MX_UNUSED static void service_start_spec(service *s, const mx_api_config *switches,
-                                         mx_tiny_spec spec, size_t n_keys)
+/* A tiny model of this description (its template and words count), not yet served: the test may change
+ * s->g.cfg before. */
+MX_UNUSED static void service_open(service *s, mx_tiny_spec spec)
 {
-    static const char *const keys[] = {"key-0", "key-1"};
     spec.is_tied = false;
     spec.n_ctx = spec.n_ctx > 2048 ? spec.n_ctx : 2048;
-    mx_errbuf eb = {{0}};
     rig_open(&s->g, &spec, 1, 0);
+}
+
+/* Serves it. n_keys API keys: key-0, key-1. Of `switches` the API's flags count. */
+MX_UNUSED static void service_serve(service *s, const mx_api_config *switches, size_t n_keys)
+{
+    static const char *const keys[] = {"key-0", "key-1"};
+    mx_errbuf eb = {{0}};
     rig_start(&s->g);
     static const mx_hash256 cache_key = {{1, 2, 3}};
     mx_api_config cfg = *switches;
@@ -44,6 +48,13 @@ MX_UNUSED static void service_start_spec(service *s, const mx_api_config *switch
     mx_api_set_ready(s->api, s->g.model, s->g.engine);
 }
 
+MX_UNUSED static void service_start_spec(service *s, const mx_api_config *switches,
+                                         mx_tiny_spec spec, size_t n_keys)
+{
+    service_open(s, spec);
+    service_serve(s, switches, n_keys);
+}
+
 /* template_text NULL = one that repeats answers as they are. */
 MX_UNUSED static void service_start(service *s, const mx_api_config *switches,
                                     const char *template_text, size_t n_keys)
@@ -53,13 +64,19 @@ MX_UNUSED static void service_start(service *s, const mx_api_config *switches,
     service_start_spec(s, switches, spec, n_keys);
 }
 
-MX_UNUSED static void service_stop(service *s)
+/* May be served again: what is in the cache folder stays. */
+MX_UNUSED static void service_end(service *s)
 {
     mx_api_stop(s->api);
     mx_api_cancel_all(s->api);
     mx_http_stop(s->http);
     rig_stop(&s->g);
     mx_api_destroy(s->api);
+}
+
+MX_UNUSED static void service_stop(service *s)
+{
+    service_end(s);
     rig_close(&s->g);
 }
 
