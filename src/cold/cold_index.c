@@ -22,9 +22,9 @@
 
 typedef struct node node;
 
-/* Of 64 tokens, and of fewer or of a number that is not known. A sweep asks for each partial page
- * whether a full one stands beside it. */
-enum { FULL, PARTIAL, N_CLASSES };
+/* Of 64 tokens; the same without the rows of windowed layers; and of fewer or of a number that is not known.
+ * A sweep asks for each partial page whether a full one stands beside it. */
+enum { FULL, LACKING, PARTIAL, N_CLASSES };
 
 /* The children of a page that are there. */
 typedef struct family {
@@ -235,11 +235,11 @@ static void take_out(node **root, const node *n)
 
 static int class_of(const node *n)
 {
-    return n->n_tokens == MX_PAGE_TOKENS ? FULL : PARTIAL;
+    return n->n_tokens != MX_PAGE_TOKENS ? PARTIAL : n->lacks_local ? LACKING : FULL;
 }
 
 /* Before and after a change of anything that decides where n stands: is_there, parent, tokens,
- * n_tokens. */
+ * n_tokens, lacks_local. */
 static void leave_family(const node *n)
 {
     if (!n->is_there || n->parent == NULL) {
@@ -292,7 +292,7 @@ static void set_there_locked(mx_cold_index *ix, node *n, bool is_there)
     }
     leave_family(n);
     n->is_there = is_there;
-    n->is_synced = false;
+    n->is_synced = n->lacks_local = false;
     join_family(n);
     ix->n_there = is_there ? ix->n_there + 1 : ix->n_there - 1;
 }
@@ -387,8 +387,10 @@ void mx_cold_index_set_lacks(mx_cold_index *ix, const mx_hash256 *id, bool lacks
 {
     pthread_mutex_lock(&ix->lock);
     node *n = find_locked(ix, id);
-    if (n != NULL) {
+    if (n != NULL && n->is_there && n->lacks_local != lacks_local) {
+        leave_family(n);
         n->lacks_local = lacks_local;
+        join_family(n);
     }
     pthread_mutex_unlock(&ix->lock);
 }
@@ -595,7 +597,7 @@ static void search_known(const node *n, const int32_t *tokens, size_t n_tokens, 
 }
 
 mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
-                                       const int32_t *tokens, size_t n, bool only_full,
+                                       const int32_t *tokens, size_t n, mx_cold_among among,
                                        mx_cold_child *unknown, size_t cap, size_t *n_unknown)
 {
     mx_cold_child best = {0};
@@ -603,7 +605,10 @@ mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *pare
     pthread_mutex_lock(&ix->lock);
     const node *up = find_locked(ix, parent);
     const family *f = up != NULL ? up->children : NULL;
-    for (int k = FULL; f != NULL && k < (only_full ? PARTIAL : N_CLASSES); k++) {
+    for (int k = FULL; f != NULL && k < (among == MX_COLD_AMONG_FULL ? LACKING : N_CLASSES); k++) {
+        if (k == LACKING && among != MX_COLD_AMONG_ALL) {
+            continue;
+        }
         search_known(f->known[k], tokens, n, &best);
         for (const node *c = f->unknown[k]; c != NULL && *n_unknown < cap; c = c->after) {
             unknown[(*n_unknown)++] = (mx_cold_child){.id = c->id, .n_tokens = c->n_tokens};

@@ -36,7 +36,8 @@ void mx_cold_index_set_bad(mx_cold_index *ix, const mx_hash256 *id);
 void mx_cold_index_set_good(mx_cold_index *ix, const mx_hash256 *id);
 bool mx_cold_index_is_bad(mx_cold_index *ix, const mx_hash256 *id);
 
-/* Whether the file of a page is without the rows of windowed layers, as far as was seen. */
+/* Whether the file of a page is without the rows of windowed layers, as far as was seen. Of one that is
+ * not there nothing is known. */
 void mx_cold_index_set_lacks(mx_cold_index *ix, const mx_hash256 *id, bool lacks_local);
 bool mx_cold_index_lacks(mx_cold_index *ix, const mx_hash256 *id);
 
@@ -71,13 +72,18 @@ typedef struct mx_cold_child {
     uint32_t n_next;   /* nothing agrees */
 } mx_cold_child;
 
-/* Among the children of `parent` that are there and have known tokens, with only_full 64 of them: the one
- * with the longest common prefix with tokens[0..n-1] (n_common 0 = none). Those whose tokens are
- * not known go into unknown[0..*n_unknown-1] (full ones first, of these and of the others the newest first; at
- * most cap): read their heads, link them, ask again. Takes hardly longer for a hundred thousand children
- * than for ten. */
+typedef enum mx_cold_among {
+    MX_COLD_AMONG_ALL,
+    MX_COLD_AMONG_WHOLE, /* those that do not lack the rows of windowed layers, as far as was seen; */
+    MX_COLD_AMONG_FULL   /* of these, those that have 64 tokens */
+} mx_cold_among;
+
+/* Among the children of `parent` that are there and have known tokens: the one with the longest common
+ * prefix with tokens[0..n-1] (n_common 0 = none). Those whose tokens are not known go into
+ * unknown[0..*n_unknown-1] (full ones first, of these and of the others the newest first; at most cap): read
+ * their heads, link them, ask again. Takes hardly longer for a hundred thousand children than for ten. */
 mx_cold_child mx_cold_index_best_child(mx_cold_index *ix, const mx_hash256 *parent,
-                                       const int32_t *tokens, size_t n, bool only_full,
+                                       const int32_t *tokens, size_t n, mx_cold_among among,
                                        mx_cold_child *unknown, size_t cap, size_t *n_unknown);
 
 /* Of pages that have `least` or more children whose tokens are not known: these children. *out is the
@@ -88,8 +94,8 @@ mx_err mx_cold_index_crowds(mx_cold_index *ix, size_t least, mx_hash256 **out, s
  * so nobody will know after a restart what it continues. */
 bool mx_cold_index_is_named(mx_cold_index *ix, const mx_hash256 *id);
 
-/* The partial pages that are there and whose parent has a full child, too. *out is the caller's to
- * mx_free. */
+/* The partial pages that are there and whose parent has a full child, too, which as far as was seen lacks
+ * nothing. *out is the caller's to mx_free. */
 typedef struct mx_cold_partial {
     mx_hash256 id, parent;
 } mx_cold_partial;

@@ -60,8 +60,9 @@ static bool is_durable(mx_sweep *s, const mx_hash256 *id)
     return is_synced;
 }
 
-/* Does a full page with the same parent begin with this partial page's tokens? One that no manifest names does
- * not count: the partial page's own goes with it, and then nobody would find the rows after a restart. */
+/* Does a full page with the same parent begin with this partial page's tokens? One that lacks the rows of
+ * windowed layers does not count, for nothing could be resumed in it; nor does one that no manifest names: the partial page's own goes
+ * with it, and then nobody would find the rows after a restart. */
 static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
 {
     enum { BATCH = 32, ROUNDS = 8 };
@@ -77,8 +78,11 @@ static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
         size_t n_unknown;
         mx_cold_child best =
             mx_cold_index_best_child(c->index, &partial->parent, page.tokens, page.n_tokens,
-                                     true, unknown, BATCH, &n_unknown);
+                                     MX_COLD_AMONG_FULL, unknown, BATCH, &n_unknown);
         if (best.n_common >= page.n_tokens) {
+            if (!mx_cold_page_is_whole(c, s->f, &best.id, &c->sweeper_scratch)) {
+                continue; /* from now on the index knows */
+            }
             return mx_cold_index_is_named(c->index, &best.id) && is_durable(s, &best.id);
         }
         if (n_unknown == 0) {

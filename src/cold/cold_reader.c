@@ -155,7 +155,9 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
     mx_errbuf eb;
     bool is_open;
     mx_err err = mx_cold_try_page(c, f, want, s, payload, page, &is_open, &eb);
-    if (err == MX_E_CORRUPT) {
+    if (err == MX_OK && want->object == MX_COLD_PAGE && c->shape.n_local > 0) {
+        mx_cold_index_set_lacks(c->index, &want->id, page->lacks_local);
+    } else if (err == MX_E_CORRUPT) {
         mx_cold_condemn(c, f, want->object, &want->id, eb.text);
     } else if (err == MX_E_NOT_FOUND) {
         mx_cold_index_remove(c->index, &want->id);
@@ -174,6 +176,14 @@ mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want
         mx_cold_failed(c, MX_COLD_READING, eb.text);
     }
     return err;
+}
+
+bool mx_cold_page_is_whole(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, mx_cold_scratch *s)
+{
+    mx_cold_want want = {.object = MX_COLD_PAGE, .id = *id};
+    mx_disk_page page;
+    return c->shape.n_local == 0
+           || (mx_cold_load_page(c, f, &want, s, NULL, &page) == MX_OK && !page.lacks_local);
 }
 
 /* A compressed file tells itself how long it is. MX_E_CORRUPT: it is not; or it cannot be read. */
@@ -335,15 +345,25 @@ static size_t probe_full(chain *ch)
     return have;
 }
 
+/* Is the file of this child there, and whole where only such ones count? */
+static bool is_usable(mx_cold *c, const mx_cold_child *child, mx_cold_among among)
+{
+    return mx_cold_page_exists(c, &c->reader_folder, &child->id, child->n_tokens)
+           && (among == MX_COLD_AMONG_ALL
+               || mx_cold_page_is_whole(c, &c->reader_folder, &child->id, &c->reader_scratch));
+}
+
 /* The best child that the index knows, its file checked; n_common 0 = none. */
 static mx_cold_child probe_known(mx_cold *c, const mx_cold_job *job, const mx_hash256 *parent,
-                                 const int32_t *rest, size_t n, uint64_t first_position)
+                                 const int32_t *rest, size_t n, uint64_t first_position,
+                                 mx_cold_among among)
 {
     enum { BATCH = 64, ROUNDS = 4 };
     mx_cold_child unknown[BATCH], best = {0};
     for (int round = 0; round < ROUNDS; round++) {
         size_t n_unknown;
-        best = mx_cold_index_best_child(c->index, parent, rest, n, false, unknown, BATCH, &n_unknown);
+        best = mx_cold_index_best_child(c->index, parent, rest, n, among, unknown, BATCH,
+                                        &n_unknown);
         for (size_t i = 0; i < n_unknown; i++) {
             /* Only a manifest says that this is a child, and a manifest is a hint: what does not
              * fit is passed over, not condemned. */
@@ -364,18 +384,15 @@ static mx_cold_child probe_known(mx_cold *c, const mx_cold_job *job, const mx_ha
             }
         }
         bool is_settled = n_unknown == 0;
-        if (is_settled && best.n_common > 0
-            && !mx_cold_page_exists(c, &c->reader_folder, &best.id, best.n_tokens)) {
-            best.n_common = 0; /* gone: the next round finds the next best */
+        if (is_settled && best.n_common > 0 && !is_usable(c, &best, among)) {
+            best.n_common = 0; /* gone, or not whole: the next round finds the next best */
             is_settled = false;
         }
         if (is_settled) {
             return best;
         }
     }
-    return best.n_common > 0 && mx_cold_page_exists(c, &c->reader_folder, &best.id, best.n_tokens)
-               ? best
-               : (mx_cold_child){0};
+    return best.n_common > 0 && is_usable(c, &best, among) ? best : (mx_cold_child){0};
 }
 
 /* A tail that goes on behind the prompt is known from manifests only. Right after the start they are
@@ -383,36 +400,41 @@ static mx_cold_child probe_known(mx_cold *c, const mx_cold_job *job, const mx_ha
  * manifests that it takes longer is not waited for. */
 static const uint64_t LOAD_WAIT_US = 250000;
 
-static void probe_tail(chain *ch, mx_cold_job *job)
+/* What is stored of the page behind the first job->n_full ones. Without by_name only what the index knows:
+ * 63 look-ups are too much for each page of a long chain. */
+static mx_cold_child find_tail(chain *ch, const mx_cold_job *job, mx_cold_among among, bool by_name)
 {
     mx_cold *c = ch->c;
     const mx_hash256 *parent = chain_parent(ch, job->n_full);
     const int32_t *rest = job->tokens + job->n_full * MX_PAGE_TOKENS;
     size_t n = mx_min_size(job->n_tokens - job->n_full * MX_PAGE_TOKENS, MX_PAGE_TOKENS);
     if (n == 0) {
-        return;
+        return (mx_cold_child){0};
     }
     uint64_t position = (job->first_page + job->n_full) * MX_PAGE_TOKENS;
     mx_cold_wait_loaded(c, LOAD_WAIT_US);
-    mx_cold_child best = probe_known(c, job, parent, rest, n, position);
-    for (uint32_t k = (uint32_t)mx_min_size(n, MX_PAGE_TOKENS - 1); k > best.n_common; k--) {
+    mx_cold_child best = probe_known(c, job, parent, rest, n, position, among);
+    const uint32_t most = by_name ? (uint32_t)mx_min_size(n, MX_PAGE_TOKENS - 1) : 0;
+    for (uint32_t k = most; k > best.n_common; k--) {
         mx_hash256 id = mx_page_identity(&job->root, parent, rest, k);
-        if (mx_cold_page_exists(c, &c->reader_folder, &id, k)) {
-            best = (mx_cold_child){.id = id, .n_tokens = k, .n_common = k};
+        const mx_cold_child named = {.id = id, .n_tokens = k, .n_common = k};
+        if (is_usable(c, &named, among)) {
+            best = named;
             if (mx_cold_index_add(c->index, &id, false) == MX_OK) {
                 mx_err err = mx_cold_index_link(c->index, &id, parent, k, rest);
                 (void)err;
             }
         }
     }
-    job->n_next = best.n_next;
-    memcpy(job->next_tokens, best.next, sizeof job->next_tokens);
-    if (best.n_common > 0) {
-        job->tail_id = best.id;
-        job->tail_file_rows = best.n_tokens;
-        job->tail_rows = best.n_common;
-        job->read_bytes += mx_disk_payload_bytes(&c->shape, best.n_tokens);
-    }
+    return best;
+}
+
+static void set_tail(mx_cold_job *job, const mx_cold_child *tail)
+{
+    const bool is_there = tail->n_common > 0;
+    job->tail_id = tail->id;
+    job->tail_file_rows = is_there ? tail->n_tokens : 0;
+    job->tail_rows = tail->n_common;
 }
 
 /* Is the first page of these tokens there under that root? */
@@ -472,39 +494,34 @@ static bool is_under_other_root(const mx_cold *c, const mx_cold_job *job)
     return is_there;
 }
 
-/* Has this page the rows of windowed layers? */
-static bool has_local(const chain *ch, const mx_hash256 *id)
-{
-    mx_cold *c = ch->c;
-    mx_cold_want want = {.object = MX_COLD_PAGE, .id = *id};
-    mx_disk_page page;
-    bool has = mx_cold_load_page(c, &c->reader_folder, &want, &c->reader_scratch, NULL, &page) == MX_OK
-               && !page.lacks_local;
-    mx_cold_index_set_lacks(c->index, id, !has);
-    return has;
-}
-
 /* The chain ends where the next token sees all that it has to in windowed layers. Pages before it, which
  * need not have that, are of use behind it only. */
 static void clip_to_window(chain *ch, mx_cold_job *job)
 {
-    const mx_kv_shape *s = &ch->c->shape;
+    mx_cold *c = ch->c;
+    const mx_kv_shape *s = &c->shape;
     const size_t first = (size_t)job->first_page;
-    size_t i = 0, lowest = 1;
-    while (s->n_local > 0 && i < lowest) {
-        i = job->n_full + (job->tail_rows > 0);
+    bool is_tail_whole = false; /* or looked for among such */
+    while (s->n_local > 0) {
+        size_t i = job->n_full + (job->tail_rows > 0);
         const size_t n = (first + job->n_full) * MX_PAGE_TOKENS + job->tail_rows;
-        lowest = mx_max_size(mx_kv_first_seen(s, n), first) - first;
+        size_t lowest = mx_max_size(mx_kv_first_seen(s, n), first) - first;
         lowest = mx_min_size(lowest, i);
-        while (i > lowest && has_local(ch, i > job->n_full ? &job->tail_id : chain_id(ch, i - 1))) {
+        while (i > lowest
+               && ((i > job->n_full && is_tail_whole)
+                   || mx_cold_page_is_whole(c, &c->reader_folder,
+                                            i > job->n_full ? &job->tail_id : chain_id(ch, i - 1),
+                                            &c->reader_scratch))) {
             i--;
         }
         if (i == lowest) {
             break;
         }
+        /* Page i - 1 lacks it. Another file may have it, as far as that begins alike. */
         job->n_full = i - 1;
-        job->tail_rows = job->tail_file_rows = 0;
-        lowest = i + 1; /* once more */
+        const mx_cold_child tail = find_tail(ch, job, MX_COLD_AMONG_WHOLE, !is_tail_whole);
+        set_tail(job, &tail);
+        is_tail_whole = true;
     }
 }
 
@@ -519,16 +536,16 @@ static mx_err run_probe(mx_cold *c, mx_cold_job *job)
         return MX_E_NOMEM;
     }
     job->n_full = probe_full(&ch);
-    job->read_bytes = (uint64_t)job->n_full * c->page_bytes;
-    probe_tail(&ch, job);
+    const mx_cold_child tail = find_tail(&ch, job, MX_COLD_AMONG_ALL, true);
+    set_tail(job, &tail);
+    job->n_next = tail.n_next;
+    memcpy(job->next_tokens, tail.next, sizeof job->next_tokens);
     job->is_under_other_model = job->n_full == 0 && is_under_other_root(c, job);
     job->n_shared = (job->first_page + job->n_full) * MX_PAGE_TOKENS + job->tail_rows;
-    if (c->shape.n_local > 0) {
-        clip_to_window(&ch, job);
-        job->read_bytes = (uint64_t)job->n_full * c->page_bytes;
-        if (job->tail_rows > 0) {
-            job->read_bytes += mx_disk_payload_bytes(&c->shape, job->tail_file_rows);
-        }
+    clip_to_window(&ch, job);
+    job->read_bytes = (uint64_t)job->n_full * c->page_bytes;
+    if (job->tail_rows > 0) {
+        job->read_bytes += mx_disk_payload_bytes(&c->shape, job->tail_file_rows);
     }
     return job->chain != NULL ? mx_cold_probe_state(c, job) : MX_OK;
 }
@@ -636,8 +653,10 @@ static bool is_absent(mx_err err)
 /* What is stored of the page behind the whole ones, now that something turned out not to be. */
 static void reprobe_tail(chain *ch, mx_cold_job *job)
 {
-    job->tail_rows = job->tail_file_rows = 0;
-    probe_tail(ch, job);
+    const bool is_windowed = ch->c->shape.n_local > 0;
+    const mx_cold_child tail =
+        find_tail(ch, job, is_windowed ? MX_COLD_AMONG_WHOLE : MX_COLD_AMONG_ALL, true);
+    set_tail(job, &tail);
 }
 
 /* The whole pages end sooner than the probe, which gallops and sees no content, had thought. */

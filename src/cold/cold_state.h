@@ -231,8 +231,11 @@ void mx_cold_put_page(const mx_cold *c, mx_cold_job *job, size_t i, bool lacks_l
  * MX_E_UNSUPPORTED, MX_E_NOMEM, MX_E_IO. */
 mx_err mx_cold_load_page(mx_cold *c, mx_cold_folder *f, const mx_cold_want *want,
                          mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page);
-/* The same without any consequence: nothing is moved, logged or noted. *is_open (or NULL): the file could
- * be opened. */
+/* Has the file of this page the rows of windowed layers? Reads its head, and the index learns it. Nothing is
+ * read where there are no such layers. */
+bool mx_cold_page_is_whole(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, mx_cold_scratch *s);
+/* mx_cold_load_page without any consequence: nothing is moved, logged or noted. *is_open (or NULL): the
+ * file could be opened. */
 mx_err mx_cold_try_page(const mx_cold *c, const mx_cold_folder *f, const mx_cold_want *want,
                         mx_cold_scratch *s, uint8_t *payload, mx_disk_page *page, bool *is_open,
                         mx_errbuf *eb);

@@ -120,13 +120,8 @@ static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const ch
                  : !mx_cold_page_exists(c, f, &job->page_id, (uint32_t)job->n_tokens)) {
         return MX_E_NOT_FOUND; /* or bad: then what is written goes over it */
     }
-    if (job->local != NULL) {
-        mx_cold_want want = {.object = MX_COLD_PAGE, .id = job->page_id};
-        mx_disk_page page;
-        if (mx_cold_load_page(c, f, &want, &c->writer_scratch, NULL, &page) != MX_OK
-            || page.lacks_local) {
-            return MX_E_NOT_FOUND; /* likewise: now there is more of it */
-        }
+    if (job->local != NULL && !mx_cold_page_is_whole(c, f, &job->page_id, &c->writer_scratch)) {
+        return MX_E_NOT_FOUND; /* likewise: now there is more of it */
     }
     if (!mx_cold_index_is_synced(c->index, &job->page_id) && f->ops->fsync(dir) != 0) {
         f->is_renamed_unsynced = true;

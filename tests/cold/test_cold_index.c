@@ -19,6 +19,7 @@ typedef struct child {
     int parent;      /* where it is linked; -1 = nowhere yet */
     int true_parent; /* what it says itself */
     bool is_there, is_known;
+    bool lacks;      /* rows of windowed layers */
 } child;
 
 static mx_hash256 id_of(unsigned kind, unsigned number)
@@ -58,7 +59,7 @@ static const child *find(const child *all, const mx_hash256 *id)
 }
 
 static void check_search(mx_cold_index *ix, const child *all, int parent, const int32_t *tokens,
-                         size_t n, bool only_full)
+                         size_t n, mx_cold_among among)
 {
     static mx_cold_child unknown[CAP];
     mx_hash256 parent_id = id_of(0, (unsigned)parent);
@@ -66,13 +67,15 @@ static void check_search(mx_cold_index *ix, const child *all, int parent, const 
     uint32_t most = 0;
     for (size_t i = 0; i < N_CHILDREN; i++) {
         const child *c = &all[i];
-        if (c->parent == parent && c->is_there && (!only_full || c->n_tokens == MX_PAGE_TOKENS)) {
+        const bool is_full = c->n_tokens == MX_PAGE_TOKENS;
+        const bool counts = among == MX_COLD_AMONG_ALL || (is_full ? !c->lacks : among == MX_COLD_AMONG_WHOLE);
+        if (c->parent == parent && c->is_there && counts) {
             n_want += !c->is_known;
             uint32_t k = c->is_known ? common_of(c, tokens, n) : 0;
             most = k > most ? k : most;
         }
     }
-    mx_cold_child best = mx_cold_index_best_child(ix, &parent_id, tokens, n, only_full, unknown, CAP,
+    mx_cold_child best = mx_cold_index_best_child(ix, &parent_id, tokens, n, among, unknown, CAP,
                                                   &n_unknown);
     assert_int_equal(best.n_common, most);
     assert_int_equal(n_unknown, n_want);
@@ -107,7 +110,7 @@ static void test_best_child_is_the_best(void **arg)
     size_t n_there = 0;
     for (int step = 0; step < N_STEPS; step++) {
         child *c = &all[help_random(&random) % N_CHILDREN];
-        switch (help_random(&random) % 8) {
+        switch (help_random(&random) % 9) {
         case 0: /* a manifest says so, perhaps wrongly */
         case 1: {
             int parent = help_random(&random) % 8 == 0 ? (c->true_parent + 1) % N_PARENTS
@@ -134,8 +137,15 @@ static void test_best_child_is_the_best(void **arg)
         case 6:
             mx_cold_index_remove(ix, &c->id);
             n_there -= c->is_there;
-            c->is_there = false;
+            c->is_there = c->lacks = false;
             break;
+        case 7: { /* full ones alone can lack something */
+            const bool lacks = c->n_tokens == MX_PAGE_TOKENS && help_random(&random) % 2 == 0;
+            mx_cold_index_set_lacks(ix, &c->id, lacks);
+            c->lacks = c->is_there && lacks;
+            assert_int_equal(mx_cold_index_lacks(ix, &c->id), c->lacks);
+            break;
+        }
         default: {
             int32_t tokens[MX_PAGE_TOKENS];
             make_tokens(&random, tokens);
@@ -143,7 +153,7 @@ static void test_best_child_is_the_best(void **arg)
                 memcpy(tokens, c->tokens, help_random(&random) % c->n_tokens * sizeof tokens[0]);
             }
             check_search(ix, all, c->true_parent, tokens, 1 + help_random(&random) % MX_PAGE_TOKENS,
-                         help_random(&random) % 2 == 0);
+                         (mx_cold_among)(help_random(&random) % 3));
         }
         }
     }
@@ -158,7 +168,7 @@ static void test_best_child_is_the_best(void **arg)
     }
     mx_cold_index_scan_end(ix);
     for (size_t i = 0; i < N_CHILDREN; i++) {
-        check_search(ix, all, (int)(i % N_PARENTS), all[i].tokens, all[i].n_tokens, false);
+        check_search(ix, all, (int)(i % N_PARENTS), all[i].tokens, all[i].n_tokens, MX_COLD_AMONG_ALL);
     }
     assert_int_equal(mx_cold_index_count(ix), N_CHILDREN / 2);
     mx_cold_index_destroy(ix);
@@ -178,9 +188,9 @@ static void test_page_knows_its_parent_best(void **arg)
     assert_int_equal(mx_cold_index_link(ix, &id, &right, 3, tokens), MX_OK);
     assert_int_equal(mx_cold_index_link(ix, &id, &wrong, MX_PAGE_TOKENS, NULL), MX_OK);
     assert_true(mx_cold_index_parent(ix, &id, &parent) && mx_hash256_eq(&parent, &right));
-    mx_cold_child best = mx_cold_index_best_child(ix, &right, tokens, 3, false, NULL, 0, &n_unknown);
+    mx_cold_child best = mx_cold_index_best_child(ix, &right, tokens, 3, MX_COLD_AMONG_ALL, NULL, 0, &n_unknown);
     assert_int_equal(best.n_common, 3);
-    best = mx_cold_index_best_child(ix, &wrong, tokens, 3, false, NULL, 0, &n_unknown);
+    best = mx_cold_index_best_child(ix, &wrong, tokens, 3, MX_COLD_AMONG_ALL, NULL, 0, &n_unknown);
     assert_int_equal(best.n_common, 0);
     mx_cold_index_destroy(ix);
 }
@@ -275,8 +285,8 @@ static uint64_t time_searches(unsigned n_children)
         for (int i = 0; i < N_SEARCHES; i++) {
             size_t n_unknown;
             make_tokens(&random, tokens);
-            mx_cold_child best = mx_cold_index_best_child(ix, &up, tokens, MX_PAGE_TOKENS, false, NULL,
-                                                          0, &n_unknown);
+            mx_cold_child best = mx_cold_index_best_child(ix, &up, tokens, MX_PAGE_TOKENS,
+                                                          MX_COLD_AMONG_ALL, NULL, 0, &n_unknown);
             assert_true(best.n_common > 0);
         }
         uint64_t us = cpu_us() - start;

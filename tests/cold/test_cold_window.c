@@ -23,6 +23,7 @@ static mx_cold *open_tier(setup *s, mx_cold_compress compress)
 {
     mx_cold_config cfg = help_config(s->dir, &s->root);
     cfg.compress = compress;
+    cfg.tuning.delete_age_s = -1;
     mx_cold *c;
     assert_int_equal(mx_cold_open(&c, &shape, &cfg, NULL), MX_OK);
     return c;
@@ -56,14 +57,30 @@ static void end(setup *s)
     help_remove_tree(s->dir);
 }
 
+/* The first n rows of page p. */
+static mx_err store_rows(setup *s, size_t p, uint32_t n, bool is_whole, mx_hash256 *id)
+{
+    const mx_hash256 *parent = p > 0 ? &s->ids[p - 1] : &s->root;
+    *id = mx_page_identity(&s->root, parent, s->tokens + p * MX_PAGE_TOKENS, n);
+    mx_cold_job job = {.kind = MX_COLD_WRITE_PAGE, .root = s->root, .first_page = p,
+                       .parent_id = *parent, .tokens = s->tokens + p * MX_PAGE_TOKENS,
+                       .n_tokens = n, .payload = s->payload[p],
+                       .local = is_whole ? s->local[p] : NULL, .page_id = *id};
+    return help_run(s->c, &job);
+}
+
 static mx_err store(setup *s, size_t p, bool is_whole)
 {
+    mx_hash256 id;
     size_t n = mx_min_size(N_TOKENS - p * MX_PAGE_TOKENS, MX_PAGE_TOKENS);
-    mx_cold_job job = {.kind = MX_COLD_WRITE_PAGE, .root = s->root, .first_page = p,
-                       .parent_id = p > 0 ? s->ids[p - 1] : s->root,
-                       .tokens = s->tokens + p * MX_PAGE_TOKENS, .n_tokens = n,
-                       .payload = s->payload[p], .local = is_whole ? s->local[p] : NULL,
-                       .page_id = s->ids[p]};
+    return store_rows(s, p, (uint32_t)n, is_whole, &id);
+}
+
+static mx_err store_session(setup *s, const mx_hash256 *ids, size_t n_pages, size_t n_tokens)
+{
+    mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION, .root = s->root, .parent_id = s->root,
+                       .page_ids = ids, .n_pages = n_pages, .n_session_tokens = n_tokens,
+                       .entry_kind = 1, .session_id = ids[n_pages - 1]};
     return help_run(s->c, &job);
 }
 
@@ -184,11 +201,64 @@ static void test_lacking(void **state)
     check_lacking(MX_COLD_COMPRESS_ZSTD);
 }
 
+/* Prompts that agree with page 0 and n rows of page 1 can be resumed behind those rows of it which some
+ * file has for all layers, whichever file has more of the others. */
+static void check_place(setup *s, size_t n, size_t n_want)
+{
+    int32_t tokens[N_TOKENS];
+    memcpy(tokens, s->tokens, sizeof tokens);
+    for (size_t i = MX_PAGE_TOKENS + n; i < N_TOKENS; i++) {
+        tokens[i]++;
+    }
+    mx_cold_job job = {.kind = MX_COLD_PROBE, .root = s->root, .parent_id = s->root,
+                       .tokens = tokens, .n_tokens = N_TOKENS};
+    assert_int_equal(help_run(s->c, &job), MX_OK);
+    assert_int_equal(job.n_full * MX_PAGE_TOKENS + job.tail_rows, n_want);
+    assert_int_equal(job.n_shared, MX_PAGE_TOKENS + n);
+}
+
+static void test_lacking_sibling(void **state)
+{
+    (void)state;
+    enum { N_TAIL = 44 };
+    setup s;
+    size_t n_whole;
+    make(&s, MX_COLD_COMPRESS_OFF);
+    mx_hash256 tail[2];
+    assert_int_equal(store(&s, 0, true), MX_OK);
+    assert_int_equal(store_rows(&s, 1, N_TAIL, true, &tail[1]), MX_OK);
+    tail[0] = s.ids[0];
+    assert_int_equal(store_session(&s, tail, 2, MX_PAGE_TOKENS + N_TAIL), MX_OK);
+    assert_int_equal(store(&s, 1, false), MX_OK);
+    assert_int_equal(store_session(&s, s.ids, 2, 2 * MX_PAGE_TOKENS), MX_OK);
+    for (int reopen = 0; reopen < 2; reopen++) {
+        check_place(&s, N_TAIL, MX_PAGE_TOKENS + N_TAIL);
+        check_place(&s, N_TAIL + 5, MX_PAGE_TOKENS + N_TAIL);
+        check_place(&s, N_TAIL - 5, MX_PAGE_TOKENS + N_TAIL - 5);
+        check_place(&s, MX_PAGE_TOKENS, MX_PAGE_TOKENS + N_TAIL);
+        assert_int_equal(fetch(&s, 0, &n_whole), MX_PAGE_TOKENS + N_TAIL);
+        /* So it is not superfluous either. */
+        assert_true(mx_cold_sweep(s.c, 20000000));
+        assert_true(mx_cold_sweep(s.c, 20000000));
+        assert_int_equal(help_count(s.dir, ".page"), 3);
+        mx_cold_close(s.c);
+        s.c = open_tier(&s, MX_COLD_COMPRESS_OFF);
+    }
+    assert_int_equal(store(&s, 1, true), MX_OK);
+    check_place(&s, MX_PAGE_TOKENS, 2 * MX_PAGE_TOKENS);
+    check_place(&s, N_TAIL + 5, MX_PAGE_TOKENS + N_TAIL + 5);
+    assert_true(mx_cold_sweep(s.c, 20000000));
+    assert_int_equal(help_count(s.dir, ".page"), 2);
+    check_place(&s, N_TAIL, MX_PAGE_TOKENS + N_TAIL);
+    end(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole),
         cmocka_unit_test(test_lacking),
+        cmocka_unit_test(test_lacking_sibling),
     };
     return cmocka_run_group_tests_name("cold, windows", tests, NULL, NULL);
 }
