@@ -61,8 +61,8 @@ static bool is_durable(mx_sweep *s, const mx_hash256 *id)
 }
 
 /* Does a full page with the same parent begin with this partial page's tokens? One that lacks the rows of
- * windowed layers does not count, for nothing could be resumed in it; nor does one that no manifest names: the partial page's own goes
- * with it, and then nobody would find the rows after a restart. */
+ * windowed layers does not count, for nothing could be resumed in it; nor does one that no manifest names:
+ * the partial page's own goes with it, and then nobody would find the rows after a restart. */
 static bool is_extended(mx_sweep *s, const mx_cold_partial *partial)
 {
     enum { BATCH = 32, ROUNDS = 8 };

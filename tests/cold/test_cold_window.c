@@ -201,26 +201,26 @@ static void test_lacking(void **state)
     check_lacking(MX_COLD_COMPRESS_ZSTD);
 }
 
-/* Prompts that agree with page 0 and n rows of page 1 can be resumed behind those rows of it which some
- * file has for all layers, whichever file has more of the others. */
+/* Prompts that agree in the first n tokens can be resumed behind the first n_want, whose rows some file has
+ * for all layers, whichever file has more of the others. */
 static void check_place(setup *s, size_t n, size_t n_want)
 {
     int32_t tokens[N_TOKENS];
     memcpy(tokens, s->tokens, sizeof tokens);
-    for (size_t i = MX_PAGE_TOKENS + n; i < N_TOKENS; i++) {
+    for (size_t i = n; i < N_TOKENS; i++) {
         tokens[i]++;
     }
     mx_cold_job job = {.kind = MX_COLD_PROBE, .root = s->root, .parent_id = s->root,
                        .tokens = tokens, .n_tokens = N_TOKENS};
     assert_int_equal(help_run(s->c, &job), MX_OK);
     assert_int_equal(job.n_full * MX_PAGE_TOKENS + job.tail_rows, n_want);
-    assert_int_equal(job.n_shared, MX_PAGE_TOKENS + n);
+    assert_int_equal(job.n_shared, n);
 }
 
 static void test_lacking_sibling(void **state)
 {
     (void)state;
-    enum { N_TAIL = 44 };
+    enum { N_TAIL = 44, N_END = MX_PAGE_TOKENS + N_TAIL };
     setup s;
     size_t n_whole;
     make(&s, MX_COLD_COMPRESS_OFF);
@@ -228,15 +228,15 @@ static void test_lacking_sibling(void **state)
     assert_int_equal(store(&s, 0, true), MX_OK);
     assert_int_equal(store_rows(&s, 1, N_TAIL, true, &tail[1]), MX_OK);
     tail[0] = s.ids[0];
-    assert_int_equal(store_session(&s, tail, 2, MX_PAGE_TOKENS + N_TAIL), MX_OK);
+    assert_int_equal(store_session(&s, tail, 2, N_END), MX_OK);
     assert_int_equal(store(&s, 1, false), MX_OK);
     assert_int_equal(store_session(&s, s.ids, 2, 2 * MX_PAGE_TOKENS), MX_OK);
     for (int reopen = 0; reopen < 2; reopen++) {
-        check_place(&s, N_TAIL, MX_PAGE_TOKENS + N_TAIL);
-        check_place(&s, N_TAIL + 5, MX_PAGE_TOKENS + N_TAIL);
-        check_place(&s, N_TAIL - 5, MX_PAGE_TOKENS + N_TAIL - 5);
-        check_place(&s, MX_PAGE_TOKENS, MX_PAGE_TOKENS + N_TAIL);
-        assert_int_equal(fetch(&s, 0, &n_whole), MX_PAGE_TOKENS + N_TAIL);
+        check_place(&s, N_END, N_END);
+        check_place(&s, N_END + 5, N_END);
+        check_place(&s, N_END - 5, N_END - 5);
+        check_place(&s, 2 * MX_PAGE_TOKENS, N_END);
+        assert_int_equal(fetch(&s, 0, &n_whole), N_END);
         /* So it is not superfluous either. */
         assert_true(mx_cold_sweep(s.c, 20000000));
         assert_true(mx_cold_sweep(s.c, 20000000));
@@ -245,11 +245,38 @@ static void test_lacking_sibling(void **state)
         s.c = open_tier(&s, MX_COLD_COMPRESS_OFF);
     }
     assert_int_equal(store(&s, 1, true), MX_OK);
-    check_place(&s, MX_PAGE_TOKENS, 2 * MX_PAGE_TOKENS);
-    check_place(&s, N_TAIL + 5, MX_PAGE_TOKENS + N_TAIL + 5);
+    check_place(&s, 2 * MX_PAGE_TOKENS, 2 * MX_PAGE_TOKENS);
+    check_place(&s, N_END + 5, N_END + 5);
     assert_true(mx_cold_sweep(s.c, 20000000));
     assert_int_equal(help_count(s.dir, ".page"), 2);
-    check_place(&s, N_TAIL, MX_PAGE_TOKENS + N_TAIL);
+    check_place(&s, N_END, N_END);
+    end(&s);
+}
+
+/* The look-up of a prompt that goes on far behind a page sees its name and not what it lacks. */
+static void test_lacking_sibling_of_another_process(void **state)
+{
+    (void)state;
+    enum { N_TAIL = 44 };
+    setup s;
+    make(&s, MX_COLD_COMPRESS_OFF);
+    mx_hash256 tail;
+    assert_int_equal(store_rows(&s, 0, N_TAIL, true, &tail), MX_OK);
+    assert_int_equal(store_session(&s, &tail, 1, N_TAIL), MX_OK);
+    assert_true(mx_cold_sweep(s.c, 20000000));
+    mx_cold *ours = s.c;
+    s.c = open_tier(&s, MX_COLD_COMPRESS_OFF);
+    for (size_t p = 0; p < N_PAGES; p++) {
+        assert_int_equal(store(&s, p, p > 0), MX_OK);
+    }
+    assert_int_equal(store_session(&s, s.ids, N_PAGES, N_TOKENS), MX_OK);
+    mx_cold_close(s.c);
+    s.c = ours;
+    check_place(&s, N_TOKENS, N_TOKENS);
+    assert_true(mx_cold_has_whole_page(s.c, &s.ids[0])); /* as far as was seen */
+    assert_true(mx_cold_sweep(s.c, 20000000));
+    assert_int_equal(help_count(s.dir, ".page"), N_PAGES + 1);
+    check_place(&s, N_TAIL, N_TAIL);
     end(&s);
 }
 
@@ -259,6 +286,7 @@ int main(void)
         cmocka_unit_test(test_whole),
         cmocka_unit_test(test_lacking),
         cmocka_unit_test(test_lacking_sibling),
+        cmocka_unit_test(test_lacking_sibling_of_another_process),
     };
     return cmocka_run_group_tests_name("cold, windows", tests, NULL, NULL);
 }
