@@ -407,12 +407,18 @@ static mx_err open_all(mx_cold_folder *f, bool create, mx_errbuf *eb)
     if (create) {
         MX_TRY(write_marker(f, eb));
     }
+    f->v1_fd = mx_cold_open_dir(f->ops, f->top_fd, "v1", create, &err, eb);
+    if (f->v1_fd < 0) {
+        return err;
+    }
+    if (create) { /* `cache rm --all` may have seen no v1 a moment ago and removed the marker that we saw */
+        MX_TRY(write_marker(f, eb));
+    }
     struct {
         int *fd;
         const int *parent;
         const char *name;
     } const below[] = {
-        {&f->v1_fd, &f->top_fd, "v1"},
         {&f->root_fd, &f->v1_fd, f->root_hex},
         {&f->pages_fd, &f->root_fd, "pages"},
         {&f->sessions_fd, &f->root_fd, "sessions"},

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "cold/cold_state.h"
+#include "cold/cold_visit.h"
 
 typedef struct removal {
     uint64_t n_files, n_bytes, n_foreign;
@@ -213,39 +214,8 @@ static void remove_name(removal *r, int dir, const char *name, const name_rule *
     }
 }
 
-static bool is_empty(int dir)
-{
-    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
-    if (d == NULL) {
-        if (fd >= 0) {
-            close(fd);
-        }
-        return false;
-    }
-    size_t n = 0;
-    while (readdir(d) != NULL) {
-        n++;
-    }
-    closedir(d);
-    return n <= 2; /* "." and ".." */
-}
-
-static bool has_marker(int dir)
-{
-    char text[sizeof MX_COLD_MARKER_LINE] = {0};
-    int fd = openat(dir, MX_COLD_MARKER_NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-    bool has = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
-               && pread(fd, text, sizeof text, 0) == (ssize_t)sizeof text
-               && memcmp(text, MX_COLD_MARKER_LINE "\n", sizeof text) == 0;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return has;
-}
-
-/* A server may have begun anew behind us: then the marker that it found still counts. */
+/* A server may have begun anew behind us: then the marker that it found still counts. (One that has found
+ * it and makes v1 after we looked, looks again itself.) */
 static void remove_marker(removal *r, int dir)
 {
     static const char going[] = ".tmp-marker";
@@ -272,13 +242,10 @@ mx_err mx_cold_remove_all(const char *dir, const mx_hash256 *key, uint64_t *n_fi
     if (fd < 0) {
         return err == MX_E_NOT_FOUND ? MX_OK : err;
     }
-    if (!has_marker(fd)) {
-        err = is_empty(fd) ? MX_OK
-                           : mx_fail(eb, MX_E_INVALID,
-                                     "%s has no file %s, so it does not look like a session cache; "
-                                     "nothing was removed", dir, MX_COLD_MARKER_NAME);
+    err = mx_visit_check_marker(ops, fd, dir, eb);
+    if (err != MX_OK) {
         close(fd);
-        return err;
+        return err == MX_E_NOT_FOUND ? MX_OK : err;
     }
     int v1 = openat(fd, "v1", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int lock = v1 >= 0 ? openat(v1, "gc.lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK) : -1;

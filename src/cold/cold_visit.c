@@ -26,8 +26,25 @@ void mx_visit_close(mx_visit *o)
     }
 }
 
-/* Nothing but what a server makes before it writes for the first time: the key, the marker's draft. */
-static bool is_new(const mx_cold_fileops *ops, int top)
+static bool has_marker(int top)
+{
+    char text[sizeof MX_COLD_MARKER_LINE] = {0};
+    int fd = openat(top, MX_COLD_MARKER_NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+    bool has = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
+               && pread(fd, text, sizeof text, 0) == (ssize_t)sizeof text
+               && memcmp(text, MX_COLD_MARKER_LINE "\n", sizeof text) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return has;
+}
+
+/* What lies in the folder beside the key, the marker and its draft: nothing, v1 alone, or other names.
+ * One listing, since all of them may come and go between two questions. */
+typedef enum top_content { TOP_NEW, TOP_V1, TOP_OTHER } top_content;
+
+static top_content look_at_top(const mx_cold_fileops *ops, int top)
 {
     mx_err err;
     int fd = mx_cold_open_dir(ops, top, ".", false, &err, NULL);
@@ -36,14 +53,39 @@ static bool is_new(const mx_cold_fileops *ops, int top)
         if (fd >= 0) {
             close(fd);
         }
-        return false;
+        return TOP_OTHER;
     }
-    bool is_so = true;
-    for (const struct dirent *e; is_so && (e = readdir(d)) != NULL;) {
-        is_so = e->d_name[0] == '.' || strcmp(e->d_name, MX_COLD_KEY_NAME) == 0;
+    top_content has = TOP_NEW;
+    for (const struct dirent *e; has != TOP_OTHER && (e = readdir(d)) != NULL;) {
+        if (strcmp(e->d_name, "v1") == 0) {
+            has = TOP_V1;
+        } else if (e->d_name[0] != '.' && strcmp(e->d_name, MX_COLD_KEY_NAME) != 0
+                   && strcmp(e->d_name, MX_COLD_MARKER_NAME) != 0) {
+            has = TOP_OTHER;
+        }
     }
     closedir(d);
-    return is_so;
+    return has;
+}
+
+mx_err mx_visit_check_marker(const mx_cold_fileops *ops, int top, const char *dir, mx_errbuf *eb)
+{
+    enum { STEP_US = 1000, WAIT_US = 1000000 };
+    const uint64_t until = mx_now_us() + WAIT_US;
+    while (!has_marker(top)) {
+        const top_content has = look_at_top(ops, top);
+        if (has == TOP_NEW) {
+            return MX_E_NOT_FOUND;
+        }
+        /* A server that begins anew beside `cache rm --all` makes v1, sees that the marker has gone and
+         * writes it. */
+        if (has == TOP_OTHER || mx_now_us() >= until) {
+            return mx_fail(eb, MX_E_INVALID, "%s has no file %s, so it does not look like a session cache "
+                           "and is left alone", dir, MX_COLD_MARKER_NAME);
+        }
+        usleep(STEP_US);
+    }
+    return MX_OK;
 }
 
 /* flock has no time limit of its own, so a limited wait asks again and again. */
@@ -72,7 +114,6 @@ mx_err mx_visit_open(mx_visit *o, const char *dir, const mx_hash256 *key, bool l
     *o = (mx_visit){-1, -1, -1, {&mx_cold_real_fileops, key, false}};
     mx_fail(eb, MX_OK, "%s", "");
     mx_err err;
-    struct stat st;
     o->top = mx_cold_open_dir(o->trust.ops, AT_FDCWD, dir, false, &err, eb);
     if (o->top < 0 && err == MX_E_DENIED && key != NULL) {
         o->trust = (mx_cold_trust){&mx_cold_shared_fileops, key, true};
@@ -81,13 +122,7 @@ mx_err mx_visit_open(mx_visit *o, const char *dir, const mx_hash256 *key, bool l
     if (o->top < 0) {
         return err;
     }
-    if (fstatat(o->top, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (is_new(o->trust.ops, o->top)) {
-            return MX_E_NOT_FOUND;
-        }
-        return mx_fail(eb, MX_E_INVALID, "%s has no file %s, so it is not a session cache", dir,
-                       MX_COLD_MARKER_NAME);
-    }
+    MX_TRY(mx_visit_check_marker(o->trust.ops, o->top, dir, eb));
     o->v1 = mx_cold_open_dir(o->trust.ops, o->top, "v1", false, &err, eb);
     if (o->v1 < 0) {
         return err;

@@ -34,6 +34,10 @@ mx_err mx_visit_done(mx_visit *o, mx_err err, const char *dir, mx_errbuf *eb);
 mx_err mx_visit_done_removing(mx_visit *o, mx_err err, const mx_cold_counts *n, const char *dir,
                               mx_errbuf *eb);
 
+/* Is an open folder a cache? MX_E_NOT_FOUND: nothing is in it yet. MX_E_INVALID: it lacks the marker; said
+ * after a second when only that is missing, since a server that begins anew writes it next. */
+mx_err mx_visit_check_marker(const mx_cold_fileops *ops, int top, const char *dir, mx_errbuf *eb);
+
 /* Calls fn for each model's folder, or the one named `only`, */
 typedef mx_err mx_visit_model_fn(void *arg, const mx_visit_model *m);
 mx_err mx_visit_models(const mx_visit *o, const char *only, mx_visit_model_fn *fn, void *arg);

@@ -732,6 +732,60 @@ static void test_marker_comes_back(void **arg)
     mx_cold_close(c);
 }
 
+/* rm --all goes between the look for the marker and the making of v1. */
+static int make_v1_without_marker(int dir, const char *name, mode_t mode)
+{
+    if (strcmp(name, "v1") == 0) {
+        assert_int_equal(unlinkat(dir, MX_COLD_MARKER_NAME, 0), 0);
+    }
+    return mx_cold_real_fileops.mkdir(dir, name, mode);
+}
+
+static void test_marker_removed_at_the_start(void **arg)
+{
+    state *s = *arg;
+    char path[400];
+    mx_cold_fileops late = mx_cold_real_fileops;
+    late.mkdir = make_v1_without_marker;
+    s->cfg.tuning.fileops = &late;
+    mx_cold *c = help_open(&s->cfg);
+    talk_make(&s->talk, &s->root, 1, 0, 300);
+    assert_int_equal(help_write_page(c, &s->talk, 0), MX_OK);
+    snprintf(path, sizeof path, "%s/" MX_COLD_MARKER_NAME, s->dir);
+    assert_int_equal(access(path, F_OK), 0);
+    mx_cold_close(c);
+}
+
+static void *write_marker_late(void *arg)
+{
+    static const char text[] = MX_COLD_MARKER_LINE "\n";
+    usleep(20000);
+    help_spill(arg, (const uint8_t *)text, sizeof text - 1);
+    return NULL;
+}
+
+/* A cache whose marker is still a draft is an empty one; one that has v1, too, is waited for. */
+static void test_remove_all_of_a_beginning(void **arg)
+{
+    state *s = *arg;
+    uint64_t n_files, n_bytes;
+    char draft[400], marker[400], v1[400];
+    mx_errbuf eb = {""};
+    pthread_t t;
+    snprintf(draft, sizeof draft, "%s/.tmp-1", s->dir);
+    snprintf(marker, sizeof marker, "%s/" MX_COLD_MARKER_NAME, s->dir);
+    snprintf(v1, sizeof v1, "%s/v1", s->dir);
+    help_spill(draft, (const uint8_t *)"m", 1);
+    assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb), MX_OK);
+    assert_int_equal(n_files, 0);
+    assert_int_equal(mkdir(v1, 0700), 0);
+    assert_int_equal(pthread_create(&t, NULL, write_marker_late, marker), 0);
+    mx_err err = mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb);
+    pthread_join(t, NULL);
+    assert_int_equal(err, MX_OK);
+    assert_int_equal(n_files, 2);
+}
+
 int main(void)
 {
     mx_log_set_level(MX_LOG_ERROR);
@@ -758,6 +812,8 @@ int main(void)
         T(test_small_and_vanishing_disk),
         T(test_remove_all),
         T(test_remove_all_beside_a_writer),
+        T(test_remove_all_of_a_beginning),
+        T(test_marker_removed_at_the_start),
         T(test_marker_comes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
