@@ -30,39 +30,92 @@ static void remove_file(int dir, const char *path, mx_cold_counts *out)
     }
 }
 
-/* The pages and states of all manifests but one; and, when a whole session goes, but those of points
- * inside its chain that no bookmark points to. */
-typedef struct kept {
-    const mx_hash256 *but;
-    const mx_disk_manifest *chain; /* NULL = the one only */
-    const mx_hash256 *marked;      /* [n_marked] */
-    size_t n_marked;
-    mx_cold_counts *out;
+typedef struct id_list {
     mx_hash256 *ids; /* [n] */
     size_t n, cap;
-    const mx_cold_trust *trust;
-    mx_errbuf *eb;
-} kept;
+} id_list;
 
-static bool is_listed(const mx_hash256 *ids, size_t n, const mx_hash256 *id)
+static bool add_ids(id_list *l, const mx_hash256 *ids, size_t n)
+{
+    void *grown = l->ids;
+    bool ok = mx_grow(&grown, &l->cap, l->n + n, sizeof *l->ids);
+    l->ids = grown;
+    if (ok && n > 0) {
+        memcpy(l->ids + l->n, ids, n * sizeof *l->ids);
+        l->n += n;
+    }
+    return ok;
+}
+
+static bool is_listed(const id_list *l, const mx_hash256 *id)
 {
     size_t i = 0;
-    while (i < n && !mx_hash256_eq(&ids[i], id)) {
+    while (i < l->n && !mx_hash256_eq(&l->ids[i], id)) {
         i++;
     }
-    return i < n;
+    return i < l->n;
 }
 
-static bool is_inside(const kept *k, const mx_disk_manifest *m, const mx_hash256 *id)
+/* What the manifests of a folder name when one of them goes: what stays, and, when a whole session
+ * goes, the points inside its chain that no bookmark points to. */
+typedef struct sorting {
+    const mx_visit_model *model;
+    const mx_hash256 *but;
+    const mx_cold_names *chain; /* NULL = the one only */
+    id_list marked;             /* where the other bookmarks stand */
+    id_list kept;               /* pages and states; sorted in the end */
+    id_list points, states;     /* inside the chain: the last pages, which are names of manifests, too */
+    mx_object_reader reader;
+    bool has_failed; /* no memory */
+    mx_errbuf *eb;
+} sorting;
+
+static void free_sorting(sorting *k)
 {
-    return k->chain != NULL && m->n_pages <= k->chain->n_pages
-           && memcmp(m->page_ids, k->chain->page_ids, m->n_pages * sizeof *m->page_ids) == 0
-           && !is_listed(k->marked, k->n_marked, id);
+    id_list *const lists[] = {&k->marked, &k->kept, &k->points, &k->states};
+    for (size_t i = 0; i < MX_COUNT(lists); i++) {
+        mx_free(lists[i]->ids);
+    }
+    mx_object_reader_free(&k->reader);
 }
 
-static mx_err keep_objects(void *arg, int dir, const char *name)
+/* False: it cannot be read, too. */
+static bool read_page(sorting *k, const mx_hash256 *id, mx_disk_page *page)
 {
-    kept *k = arg;
+    char path[MX_COLD_NAME_CAP + 16];
+    const uint8_t *payload;
+    uint64_t n;
+    mx_visit_object_path(MX_COLD_PAGE, id, path);
+    mx_err err = mx_object_read(&k->reader, k->model->fd, path, MX_COLD_PAGE, id, page, &payload, &n, NULL);
+    k->has_failed |= err == MX_E_NOMEM;
+    return err == MX_OK;
+}
+
+/* A turn ends inside of a page as a rule, and the page that goes on from there has another name: their
+ * tokens tell. */
+static bool begins_with(sorting *k, const mx_hash256 *whole, const mx_hash256 *part)
+{
+    mx_disk_page a, b;
+    return read_page(k, whole, &a) && read_page(k, part, &b) && mx_hash256_eq(&a.parent, &b.parent)
+           && b.n_tokens <= a.n_tokens && memcmp(a.tokens, b.tokens, b.n_tokens * sizeof *b.tokens) == 0;
+}
+
+static bool is_inside(sorting *k, const mx_disk_manifest *m, const mx_hash256 *id)
+{
+    const mx_cold_names *chain = k->chain;
+    const uint32_t last = m->n_pages - 1;
+    if (chain == NULL || last >= chain->n_pages || is_listed(&k->marked, id)
+        || memcmp(m->page_ids, chain->page_ids, last * sizeof *m->page_ids) != 0)
+    {
+        return false;
+    }
+    return mx_hash256_eq(id, &chain->page_ids[last])
+           || (m->n_tokens % MX_PAGE_TOKENS != 0 && begins_with(k, &chain->page_ids[last], id));
+}
+
+static mx_err sort_manifest(void *arg, int dir, const char *name)
+{
+    sorting *k = arg;
     mx_hash256 id;
     mx_disk_manifest m;
     uint8_t *copy;
@@ -70,7 +123,7 @@ static mx_err keep_objects(void *arg, int dir, const char *name)
     if (!mx_visit_is_named(name, ".session", &id) || mx_hash256_eq(&id, k->but)) {
         return MX_OK;
     }
-    mx_err err = mx_visit_manifest(k->trust, dir, name, &id, &m, &copy, &eb);
+    mx_err err = mx_visit_manifest(&k->model->trust, dir, name, &id, &m, &copy, &eb);
     if (err == MX_E_CORRUPT || err == MX_E_NOT_FOUND) {
         return MX_OK; /* it keeps nothing */
     }
@@ -78,21 +131,11 @@ static mx_err keep_objects(void *arg, int dir, const char *name)
         return mx_fail(k->eb, err, "nothing was removed, for another entry, %.16s..., cannot be "
                        "read: %s", name, eb.text);
     }
-    if (is_inside(k, &m, &id)) {
-        remove_file(dir, name, k->out);
-        mx_free(copy);
-        return MX_OK;
-    }
-    void *ids = k->ids;
-    bool ok = mx_grow(&ids, &k->cap, k->n + m.n_pages + m.n_states, sizeof *k->ids);
-    k->ids = ids;
-    if (ok) {
-        memcpy(k->ids + k->n, m.page_ids, m.n_pages * sizeof *k->ids);
-        memcpy(k->ids + k->n + m.n_pages, m.state_ids, m.n_states * sizeof *k->ids);
-        k->n += m.n_pages + m.n_states;
-    }
+    bool goes = is_inside(k, &m, &id);
+    bool ok = (goes ? add_ids(&k->points, &id, 1) : add_ids(&k->kept, m.page_ids, m.n_pages))
+              && add_ids(goes ? &k->states : &k->kept, m.state_ids, m.n_states);
     mx_free(copy);
-    return ok ? MX_OK : MX_E_NOMEM;
+    return ok && !k->has_failed ? MX_OK : MX_E_NOMEM;
 }
 
 /* A damaged file cannot say whose it was: whoever removes an entry gets rid of all that may hold some
@@ -111,7 +154,7 @@ static mx_err remove_damaged(const mx_visit_model *model, mx_cold_counts *out)
 
 typedef struct removal {
     const mx_hash256 *id;
-    const mx_cold_names *also;
+    mx_cold_names also; /* of its chain, as somebody else knows it */
     mx_cold_counts *out;
     mx_errbuf *eb;
     bool is_session; /* points inside its chain go, too */
@@ -141,7 +184,7 @@ static mx_err unmark(void *arg, int dir, const char *name)
 }
 
 /* States before their pages, leaf first. */
-static void remove_objects(const mx_visit_model *model, const mx_cold_names *names, const kept *k,
+static void remove_objects(const mx_visit_model *model, const mx_cold_names *names, const id_list *kept,
                            mx_cold_counts *out)
 {
     char path[MX_COLD_NAME_CAP + 16];
@@ -149,91 +192,88 @@ static void remove_objects(const mx_visit_model *model, const mx_cold_names *nam
         bool is_page = i < names->n_pages;
         const mx_hash256 *id = is_page ? &names->page_ids[i]
                                        : &names->state_ids[i - names->n_pages];
-        if (!mx_visit_is_among(k->ids, k->n, id)) {
+        if (!mx_visit_is_among(kept->ids, kept->n, id)) {
             mx_visit_object_path(is_page ? MX_COLD_PAGE : MX_COLD_STATE, id, path);
             remove_file(model->fd, path, out);
         }
     }
 }
 
-/* Where the bookmarks of a folder stand, but for one entry. */
-typedef struct bookmark_ends {
-    const mx_hash256 *but;
-    mx_hash256 *ids; /* [n] */
-    size_t n, cap;
-    bool has_failed;
-} bookmark_ends;
-
 static bool add_end(void *arg, const char *folder, const mx_bookmark *b)
 {
-    bookmark_ends *e = arg;
-    void *ids = e->ids;
+    sorting *k = arg;
     (void)folder;
-    if (mx_hash256_eq(&b->entry, e->but)) {
-        return true;
+    k->has_failed |= !mx_hash256_eq(&b->entry, k->but) && !add_ids(&k->marked, &b->entry, 1);
+    return !k->has_failed;
+}
+
+static void manifest_path(const mx_hash256 *id, char path[MX_COLD_NAME_CAP + 16])
+{
+    char name[MX_COLD_NAME_CAP];
+    mx_cold_session_name(id, name);
+    snprintf(path, MX_COLD_NAME_CAP + 16, "sessions/%.90s", name);
+}
+
+/* The manifests first: a removal that is interrupted leaves pages, which age, and no promise. */
+static mx_err remove_sorted(const removal *r, const sorting *k, const mx_cold_names *named)
+{
+    const mx_visit_model *model = k->model;
+    char path[MX_COLD_NAME_CAP + 16];
+    unmarking u = {model, r->id, r->out};
+    manifest_path(r->id, path);
+    remove_file(model->fd, path, r->out);
+    for (size_t i = 0; i < k->points.n; i++) {
+        manifest_path(&k->points.ids[i], path);
+        remove_file(model->fd, path, r->out);
     }
-    e->has_failed = !mx_grow(&ids, &e->cap, e->n + 1, sizeof *e->ids);
-    e->ids = ids;
-    if (!e->has_failed) {
-        e->ids[e->n++] = b->entry;
-    }
-    return !e->has_failed;
+    (void)mx_visit_names(&model->trust, model->fd, "sessions", unmark, &u);
+    const mx_cold_names inside = {k->points.ids, k->points.n, k->states.ids, k->states.n};
+    remove_objects(model, named, &k->kept, r->out);
+    remove_objects(model, &inside, &k->kept, r->out);
+    remove_objects(model, &r->also, &k->kept, r->out);
+    return remove_damaged(model, r->out);
 }
 
 static mx_err remove_from(void *arg, const mx_visit_model *model)
 {
-    static const mx_cold_names none;
     removal *r = arg;
-    char name[MX_COLD_NAME_CAP], path[MX_COLD_NAME_CAP + 16];
+    char path[MX_COLD_NAME_CAP + 16];
     mx_disk_manifest m;
+    mx_cold_names named = {0};
     uint8_t *copy = NULL;
     struct stat st;
-    const mx_cold_names *also = r->also != NULL ? r->also : &none;
-    mx_cold_session_name(r->id, name);
-    snprintf(path, sizeof path, "sessions/%.90s", name);
+    manifest_path(r->id, path);
     bool has_manifest = fstatat(model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0;
-    if (!has_manifest && also->n_pages == 0) {
+    if (!has_manifest && r->also.n_pages == 0) {
         return MX_OK;
     }
     r->was_found = true;
-    kept k = {.but = r->id, .trust = &model->trust, .out = r->out, .eb = r->eb};
-    bookmark_ends ends = {.but = r->id};
     mx_err err = has_manifest ? mx_visit_manifest(&model->trust, model->fd, path, r->id, &m, &copy,
-                                              r->eb)
+                                                  r->eb)
                               : MX_OK;
     if (err != MX_OK && err != MX_E_CORRUPT) {
         return err;
     }
-    if (r->is_session && copy != NULL) {
-            err = mx_visit_bookmarks(model, add_end, &ends);
-        err = err == MX_OK && ends.has_failed ? MX_E_NOMEM : err;
-        k.chain = &m;
-        k.marked = ends.ids;
-        k.n_marked = ends.n;
-    } else {
-        err = MX_OK; /* a damaged manifest says nothing, and goes */
+    sorting k = {.model = model, .but = r->id, .reader.trust = model->trust, .eb = r->eb};
+    err = MX_OK; /* a damaged manifest says nothing, and goes */
+    if (copy != NULL) {
+        named = (mx_cold_names){m.page_ids, m.n_pages, m.state_ids, m.n_states};
+    }
+    if (r->is_session) {
+        k.chain = copy != NULL ? &named : &r->also;
+        err = mx_visit_bookmarks(model, add_end, &k);
+        err = err == MX_OK && k.has_failed ? MX_E_NOMEM : err;
     }
     if (err == MX_OK) {
-        err = mx_visit_names(&model->trust, model->fd, "sessions", keep_objects, &k);
+        err = mx_visit_names(&model->trust, model->fd, "sessions", sort_manifest, &k);
     }
     if (err == MX_OK) {
-        /* The manifest first: a removal that is interrupted leaves pages, which age, and no promise. */
-        remove_file(model->fd, path, r->out);
-        unmarking u = {model, r->id, r->out};
-        (void)mx_visit_names(&model->trust, model->fd, "sessions", unmark, &u);
-        if (k.n > 0) {
-            qsort(k.ids, k.n, sizeof *k.ids, mx_visit_compare);
+        if (k.kept.n > 0) {
+            qsort(k.kept.ids, k.kept.n, sizeof *k.kept.ids, mx_visit_compare);
         }
-        if (copy != NULL) {
-            remove_objects(model,
-                           &(mx_cold_names){m.page_ids, m.n_pages, m.state_ids, m.n_states}, &k,
-                           r->out);
-        }
-        remove_objects(model, also, &k, r->out);
-        err = remove_damaged(model, r->out);
+        err = remove_sorted(r, &k, &named);
     }
-    mx_free(k.ids);
-    mx_free(ends.ids);
+    free_sorting(&k);
     mx_free(copy);
     return err;
 }
@@ -256,18 +296,23 @@ static mx_err remove_entry(const char *dir, const mx_hash256 *key, const char *f
     return err;
 }
 
+static mx_cold_names names_or_none(const mx_cold_names *names)
+{
+    return names != NULL ? *names : (mx_cold_names){0};
+}
+
 mx_err mx_cold_remove_entry(const char *dir, const mx_hash256 *key, const char *folder,
                             const mx_hash256 *id, const mx_cold_names *also, uint32_t wait_ms,
                             mx_cold_counts *out, mx_errbuf *eb)
 {
-    return remove_entry(dir, key, folder, (removal){.id = id, .also = also}, wait_ms, out, eb);
+    return remove_entry(dir, key, folder, (removal){.id = id, .also = names_or_none(also)}, wait_ms, out, eb);
 }
 
 mx_err mx_cold_remove_session(const char *dir, const mx_hash256 *key, const char *folder,
                               const mx_hash256 *id, const mx_cold_names *also, uint32_t wait_ms,
                               mx_cold_counts *out, mx_errbuf *eb)
 {
-    removal r = {.id = id, .also = also, .is_session = true};
+    removal r = {.id = id, .also = names_or_none(also), .is_session = true};
     return remove_entry(dir, key, folder, r, wait_ms, out, eb);
 }
 
@@ -282,8 +327,7 @@ typedef struct expiring {
     mx_cold_counts *out;
     mx_bookmark expired[EXPIRED_AT_ONCE]; /* [n] of one model */
     size_t n;
-    mx_hash256 *others; /* [n_others] entries that other bookmarks point to */
-    size_t n_others, others_cap;
+    id_list others; /* entries that other bookmarks point to */
     bool has_failed;
 } expiring;
 
@@ -303,20 +347,14 @@ static bool sort_bookmark(void *arg, const char *folder, const mx_bookmark *b)
         x->expired[x->n++] = *b;
         return true;
     }
-    void *others = x->others;
-    if (!mx_grow(&others, &x->others_cap, x->n_others + 1, sizeof *x->others)) {
-        x->has_failed = true;
-        return false;
-    }
-    x->others = others;
-    x->others[x->n_others++] = b->entry;
-    return true;
+    x->has_failed = !add_ids(&x->others, &b->entry, 1);
+    return !x->has_failed;
 }
 
 static mx_err expire_in(void *arg, const mx_visit_model *model)
 {
     expiring *x = arg;
-    x->n = x->n_others = 0;
+    x->n = x->others.n = 0;
     MX_TRY(mx_visit_bookmarks(model, sort_bookmark, x));
     if (x->has_failed) {
         return MX_E_NOMEM;
@@ -324,14 +362,10 @@ static mx_err expire_in(void *arg, const mx_visit_model *model)
     for (size_t i = 0; i < x->n; i++) {
         const mx_bookmark *b = &x->expired[i];
         char name[MX_COLD_NAME_CAP], path[MX_COLD_NAME_CAP + 16];
-        bool is_shared = false;
-        for (size_t k = 0; k < x->n_others && !is_shared; k++) {
-            is_shared = mx_hash256_eq(&x->others[k], &b->entry);
-        }
         mx_bookmark_file_name(&b->own, name);
         snprintf(path, sizeof path, "sessions/%.90s", name);
         remove_file(model->fd, path, x->out);
-        if (!is_shared) {
+        if (!is_listed(&x->others, &b->entry)) {
             mx_errbuf eb = {{0}};
             removal r = {.id = &b->entry, .out = x->out, .eb = &eb, .is_session = true};
             (void)remove_from(&r, model); /* what cannot go now ages as the rest does */
@@ -354,7 +388,7 @@ mx_err mx_sweep_expire_sessions(int v1_fd, const mx_cold_trust *trust, int64_t n
     }
     *x = (expiring){.now_s = now_s, .min_age_s = min_age_s, .fn = fn, .arg = arg, .out = out};
     mx_err err = mx_visit_models(&o, NULL, expire_in, x);
-    mx_free(x->others);
+    mx_free(x->others.ids);
     mx_free(x);
     return err;
 }

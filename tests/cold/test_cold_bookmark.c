@@ -294,6 +294,65 @@ static void test_without_a_name_it_goes(void **arg)
     check_superseded(*arg, false);
 }
 
+/* Turns end inside of pages, and the sweep that would remove them may be minutes away: a conversation that
+ * is removed must not leave them. Another one that leaves it in the same page stays. */
+static void test_a_session_goes_with_its_turns(void **arg)
+{
+    state *s = *arg;
+    static talk branch;
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    const size_t ends[] = {300, 310, 320, 640};
+    mx_cold *c = help_open_settled(&s->cfg);
+    talk_make(&branch, &s->root, 1, 0, 300);
+    talk_make(&branch, &s->root, 2, 290, 300);
+    assert_int_equal(help_write_talk(c, &branch), MX_OK);
+    for (size_t most = 1; most <= MX_COUNT(ends); most++) {
+        for (size_t i = 0; i < most; i++) {
+            talk_make(&s->talk, &s->root, 1, 0, ends[i]);
+            assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+        }
+        assert_int_equal(count(s, ".session"), most + 1);
+        const mx_hash256 *last = &s->talk.ids[s->talk.n_ids - 1];
+        assert_int_equal(mx_cold_remove_session(s->dir, NULL, folder_of(s), last, NULL, 0, &n, &eb), MX_OK);
+        assert_int_equal(count(s, ".session"), 1);
+        assert_int_equal(count(s, ".page"), branch.n_ids);
+        assert_true(mx_cold_sweep(c, 20000000)); /* as mx_engine_forget does */
+    }
+    assert_int_equal(help_read_talk(c, &branch, 300), 300);
+    mx_cold_close(c);
+}
+
+/* What an entry of a later version names is not known. */
+static void test_a_session_beside_what_cannot_be_read_stays_whole(void **arg)
+{
+    enum { HEADER_BYTES = MX_DISK_MANIFEST_HEADER_BYTES };
+    state *s = *arg;
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    uint8_t bytes[1024];
+    char hex[65], path[700], later[700];
+    help_keep_talk(s, &s->talk, 1, 64);
+    mx_hash256_hex(&s->talk.ids[0], hex);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    snprintf(later, sizeof later, "%s/sessions/%064d.session", s->root_dir, 0);
+    size_t n_bytes = help_slurp(path, bytes, sizeof bytes);
+    assert_in_range(n_bytes, HEADER_BYTES, sizeof bytes - 1);
+    mx_put_le32(bytes + 8, 2);
+    mx_hash128 sum = mx_xxh3_128(bytes, HEADER_BYTES - 16);
+    put(bytes + HEADER_BYTES - 16, sum.b, 16);
+    help_spill(later, bytes, n_bytes);
+    assert_int_equal(chmod(later, 0600), 0);
+    for (size_t end = 128; end <= 640; end += 128) {
+        help_keep_talk(s, &s->talk, 1, end);
+    }
+    mx_err err = mx_cold_remove_session(s->dir, NULL, folder_of(s), &s->talk.ids[9], NULL, 0, &n, &eb);
+    assert_int_equal(err, MX_E_UNSUPPORTED);
+    assert_non_null(strstr(eb.text, "nothing was removed"));
+    assert_int_equal(n.n_files, 0);
+    assert_int_equal(count(s, ".session"), 7);
+}
+
 /* Removing the entry takes the bookmarks with it; a bookmark without its entry is of no use. */
 static void test_bookmarks_go_with_their_entry(void **arg)
 {
@@ -417,6 +476,8 @@ int main(void)
         T(test_a_pin_holds_against_a_sweep),
         T(test_a_name_keeps_its_point),
         T(test_without_a_name_it_goes),
+        T(test_a_session_goes_with_its_turns),
+        T(test_a_session_beside_what_cannot_be_read_stays_whole),
         T(test_bookmarks_go_with_their_entry),
         T(test_time_to_live),
         T(test_pins_are_known_after_a_start),
