@@ -633,24 +633,51 @@ static bool is_among(const mx_hash256 *ids, size_t n, const mx_hash256 *id)
     return i < n;
 }
 
+/* Is it the chain that has these n_rows rows in that page, behind that parent? */
+static bool is_way_of(const mx_doomed *d, const mx_ticket *t, size_t page, const mx_hash256 *parent,
+                      const int32_t *rows, size_t n_rows)
+{
+    const size_t at = page * MX_PAGE_TOKENS;
+    return d->tokens != NULL && at + n_rows <= d->n_tokens && page <= d->names.n_pages
+           && (page == 0 || mx_hash256_eq(parent, &d->names.page_ids[page - 1]))
+           && mx_hash256_eq(&t->job.root, d->root)
+           && memcmp(rows, d->tokens + at, n_rows * sizeof *rows) == 0;
+}
+
+static bool is_doomed_page(const mx_ticket *t, const mx_doomed *d)
+{
+    return is_among(d->names.page_ids, d->names.n_pages, &t->job.page_id)
+           || is_way_of(d, t, (size_t)t->job.first_page, &t->job.parent_id, t->job.tokens, t->job.n_tokens);
+}
+
 /* Also the manifest of a beginning: nobody can ask for its removal as long as it is not there. */
-static bool is_named(const mx_ticket *t, const mx_hash256 *id, const mx_cold_names *names)
+static bool is_doomed_manifest(const mx_ticket *t, const mx_doomed *d)
+{
+    const size_t last = t->job.n_pages - 1;
+    if (is_manifest_of(t, d->id) || is_among(d->names.page_ids, d->names.n_pages, &t->job.page_ids[last])) {
+        return true;
+    }
+    return t->n_tail_rows > 0 && t->pages[0] != NULL
+           && is_way_of(d, t, last, last > 0 ? &t->job.page_ids[last - 1] : NULL, t->pages[0]->tokens,
+                        t->n_tail_rows);
+}
+
+static bool is_doomed(const mx_ticket *t, const mx_doomed *d)
 {
     switch (t->job.kind) {
-    case MX_COLD_WRITE_SESSION:
-        return is_manifest_of(t, id)
-               || is_among(names->page_ids, names->n_pages, &t->job.page_ids[t->job.n_pages - 1]);
-    case MX_COLD_WRITE_PAGE: return is_among(names->page_ids, names->n_pages, &t->job.page_id);
-    case MX_COLD_WRITE_STATE: return is_among(names->state_ids, names->n_states, &t->job.page_id);
+    case MX_COLD_WRITE_SESSION: return is_doomed_manifest(t, d);
+    case MX_COLD_WRITE_PAGE: return is_doomed_page(t, d);
+    case MX_COLD_WRITE_STATE:
+        return is_among(d->names.state_ids, d->names.n_states, &t->job.page_id);
     default: return false;
     }
 }
 
-bool mx_ticket_drop(mx_engine *e, const mx_hash256 *id, const mx_cold_names *names)
+bool mx_ticket_drop(mx_engine *e, const mx_doomed *d)
 {
     bool any = false;
     for (mx_ticket *t = e->tickets; t != NULL; t = t->next) {
-        if (!is_write(t) || (names != NULL && !is_named(t, id, names))) {
+        if (!is_write(t) || (d != NULL && !is_doomed(t, d))) {
             continue;
         }
         any = true;

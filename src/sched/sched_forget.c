@@ -127,10 +127,10 @@ static void forget(void *arg, const mx_engine_view *view)
     if (f->err != MX_OK) {
         return;
     }
-    mx_cold_names names = names_of(f);
+    const mx_doomed doomed = {f->id, names_of(f), &f->root, f->is_session ? f->tokens : NULL, f->n_tokens};
     if (f->e->cold != NULL) {
         mx_ticket_collect(f->e); /* what has ended holds pages until then */
-        f->has_dropped = mx_ticket_drop(f->e, f->id, f->id != NULL ? &names : NULL);
+        f->has_dropped = mx_ticket_drop(f->e, f->id != NULL ? &doomed : NULL);
     }
     if (!f->is_last) {
         return;

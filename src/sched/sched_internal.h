@@ -331,9 +331,17 @@ void mx_ticket_store(mx_engine *e, mx_request *r, mx_entry_kind kind, bool with_
  * absent from now on and go to quarantine. */
 void mx_ticket_condemn(mx_engine *e, const mx_request *r, const mx_hash256 *ids, size_t n_pages,
                        size_t n_states);
-/* What waits to be written of these, and the manifests that end in one of them or have that name, is
- * not written any more, nor offered again; names NULL = everything. True: there was something. */
-bool mx_ticket_drop(mx_engine *e, const mx_hash256 *id, const mx_cold_names *names);
+/* A chain that is to go. */
+typedef struct mx_doomed {
+    const mx_hash256 *id;    /* its name */
+    mx_cold_names names;
+    const mx_hash256 *root;
+    const int32_t *tokens;   /* [n_tokens] of it; NULL = not known, or turns that end inside of a page on the */
+    size_t n_tokens;         /* way stay */
+} mx_doomed;
+/* What waits to be written of it, and the manifests that end in one of its pages or have its name, is
+ * not written any more, nor offered again; NULL = everything. True: there was something. */
+bool mx_ticket_drop(mx_engine *e, const mx_doomed *d);
 /* The files of the manifest of that name, when it waits to be written; else NULL. Valid until the
  * ticket ends. */
 const mx_cold_job *mx_ticket_manifest(const mx_engine *e, const mx_hash256 *id);

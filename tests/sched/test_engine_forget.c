@@ -116,6 +116,44 @@ static void all_is_deleted_while_it_waits(void **state)
     check_deleted_while_it_waits(true);
 }
 
+/* A turn ends inside of a page, and the conversation has gone on from there: that waits, too. */
+static void session_is_deleted_while_it_waits(void **state)
+{
+    (void)state;
+    enum { FIRST = N_PROMPT - 60 };
+    rig g;
+    open_rig(&g, 0);
+    prompt p;
+    answer turn;
+    make_prompt(&p, 74);
+    uint64_t us;
+    mx_forgotten n;
+    mx_errbuf eb = {{0}};
+    p.q.session = "talk";
+    p.q.n_prompt = FIRST;
+    rig_start(&g);
+    close_tap(&g);
+    ask_and_wait(&g, &p.q, &turn);
+    assert_int_equal(turn.n_ids, 20);
+    memcpy(p.tokens + FIRST, turn.ids, turn.n_ids * sizeof *turn.ids);
+    answer_free(&turn);
+    wait_for_held();
+    p.q.n_prompt = N_PROMPT;
+    ask_both(&g, &p, "second", &us);
+    entries l = entries_of(&g);
+    assert_int_equal(l.n, 4); /* as far as it goes, so the last one is where it stands */
+    const mx_hash256 *last = &l.ids[3];
+    assert_int_equal(mx_engine_forget_session(g.engine, last, 200000, &n, &eb), MX_E_BUSY);
+    open_tap();
+    assert_int_equal(mx_engine_forget_session(g.engine, last, 5000000, &n, &eb), MX_OK);
+    assert_int_equal(entries_of(&g).n, 0);
+    wait_written(&g);
+    rig_stop(&g);
+    assert_int_equal(count_files(&g, ".page"), 0);
+    assert_int_equal(count_files(&g, ".session"), 0);
+    rig_close(&g);
+}
+
 /* A manifest whose pages somebody has removed is offered again with all of them: not after it was
  * deleted. */
 static void deleted_entry_is_not_stored_again(void **state)
@@ -272,6 +310,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(entry_is_deleted_while_it_waits),
         cmocka_unit_test(all_is_deleted_while_it_waits),
+        cmocka_unit_test(session_is_deleted_while_it_waits),
         cmocka_unit_test(deleted_entry_is_not_stored_again),
         cmocka_unit_test(a_pinned_session_is_pinned_where_it_stands),
         cmocka_unit_test(an_expired_session_leaves_ram),
