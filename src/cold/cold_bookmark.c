@@ -232,7 +232,8 @@ mx_err mx_bookmark_read(const mx_cold_fileops *ops, int sessions_fd, const mx_ha
     return err;
 }
 
-/* Held while one is read and written: the writer moves a session's, and an administrator changes it. */
+/* Held while one is read and written: the writer moves a session's, an administrator changes it, and the
+ * sweep removes it. Nobody holds another lock then. */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
 mx_err mx_bookmark_change(mx_cold_folder *f, const mx_hash256 *own, const mx_hash256 *key,
@@ -260,9 +261,36 @@ mx_err mx_bookmark_change(mx_cold_folder *f, const mx_hash256 *own, const mx_has
     return err;
 }
 
-mx_err mx_bookmark_remove(const mx_cold_fileops *ops, int sessions_fd, const mx_hash256 *own)
+static mx_err unlink_bookmark(const mx_cold_fileops *ops, int sessions_fd, const mx_hash256 *own)
 {
     char name[MX_COLD_NAME_CAP];
     mx_bookmark_file_name(own, name);
     return ops->unlink(sessions_fd, name, 0) == 0 ? MX_OK : mx_cold_errno(errno);
+}
+
+static bool is_unchanged(const mx_bookmark *a, const mx_bookmark *b)
+{
+    return mx_hash256_eq(&a->entry, &b->entry) && a->is_pinned == b->is_pinned && a->ttl_s == b->ttl_s
+           && a->used_s == b->used_s;
+}
+
+mx_err mx_bookmark_remove_unchanged(const mx_cold_fileops *ops, int sessions_fd, const mx_bookmark *seen,
+                                    const mx_hash256 *key, bool needs_tag)
+{
+    mx_bookmark now;
+    pthread_mutex_lock(&changing);
+    mx_err err = mx_bookmark_read(ops, sessions_fd, &seen->own, key, needs_tag, &now, NULL);
+    if (err == MX_OK) {
+        err = is_unchanged(&now, seen) ? unlink_bookmark(ops, sessions_fd, &seen->own) : MX_E_BUSY;
+    }
+    pthread_mutex_unlock(&changing);
+    return err;
+}
+
+mx_err mx_bookmark_remove(const mx_cold_fileops *ops, int sessions_fd, const mx_hash256 *own)
+{
+    pthread_mutex_lock(&changing);
+    mx_err err = unlink_bookmark(ops, sessions_fd, own);
+    pthread_mutex_unlock(&changing);
+    return err;
 }

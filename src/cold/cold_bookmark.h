@@ -57,6 +57,10 @@ mx_err mx_bookmark_read(const mx_cold_fileops *ops, int sessions_fd, const mx_ha
 typedef bool mx_bookmark_fn(void *arg, mx_bookmark *b, bool is_there);
 mx_err mx_bookmark_change(mx_cold_folder *f, const mx_hash256 *own, const mx_hash256 *key,
                           mx_bookmark_fn *fn, void *arg, mx_errbuf *eb);
+/* For who has seen it a while ago, and removes it for what it said then: MX_E_BUSY = it has been
+ * written or changed since, and stays. */
+mx_err mx_bookmark_remove_unchanged(const mx_cold_fileops *ops, int sessions_fd, const mx_bookmark *seen,
+                                    const mx_hash256 *key, bool needs_tag);
 /* MX_E_NOT_FOUND: there is none. */
 mx_err mx_bookmark_remove(const mx_cold_fileops *ops, int sessions_fd, const mx_hash256 *own);
 

@@ -154,6 +154,21 @@ static void tell(const mx_sweep *s, const mx_swept_file *e)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* One whose entry is gone, unless a session has come back to it meanwhile: then errno is 0. */
+static bool delete_bookmark(const mx_sweep *s, const mx_swept_file *e, int dir, const char *name)
+{
+    size_t i = 0;
+    while (i < s->n_bookmarks && (&s->files[s->bookmarks[i].file] != e || !s->bookmarks[i].is_dead)) {
+        i++;
+    }
+    if (i == s->n_bookmarks) {
+        return s->f->ops->unlink(dir, name, 0) == 0;
+    }
+    mx_err err = mx_bookmark_remove_unchanged(s->f->ops, dir, &s->bookmarks[i].b, s->key, s->needs_tag);
+    errno = err == MX_E_BUSY ? 0 : errno;
+    return err == MX_OK;
+}
+
 static void delete_file(mx_sweep *s, mx_swept_file *e)
 {
     char name[300];
@@ -167,6 +182,9 @@ static void delete_file(mx_sweep *s, mx_swept_file *e)
                (unsigned long long)e->bytes);
         if (mx_swept_is_stored(e)) {
             is_deleted = through_trash(s, root_fd, dir, name);
+            e_left = errno;
+        } else if (e->kind == MX_SWEPT_BOOKMARK) {
+            is_deleted = delete_bookmark(s, e, dir, name);
             e_left = errno;
         } else if (e->kind != MX_SWEPT_TRASH || !put_back(s, root_fd, dir, name)) {
             is_deleted = s->f->ops->unlink(dir, name, 0) == 0;

@@ -62,10 +62,11 @@ typedef struct sorting {
     const mx_visit_model *model;
     const mx_hash256 *but;
     const mx_cold_names *chain; /* NULL = the one only */
-    id_list marked;             /* where the other bookmarks stand */
+    id_list marked;             /* where bookmarks of other points stand */
     id_list kept;               /* pages and states; sorted in the end */
     id_list points, states;     /* inside the chain: the last pages, which are names of manifests, too */
     mx_object_reader reader;
+    bool is_marked;  /* one stands here, too */
     bool has_failed; /* no memory */
     mx_errbuf *eb;
 } sorting;
@@ -158,7 +159,8 @@ typedef struct removal {
     mx_cold_counts *out;
     mx_errbuf *eb;
     bool is_session; /* points inside its chain go, too */
-    bool was_found;
+    bool spares_marked; /* where a bookmark stands, nothing goes: then is_spared */
+    bool was_found, is_spared;
 } removal;
 
 /* Bookmarks of an entry that is removed. */
@@ -203,7 +205,11 @@ static bool add_end(void *arg, const char *folder, const mx_bookmark *b)
 {
     sorting *k = arg;
     (void)folder;
-    k->has_failed |= !mx_hash256_eq(&b->entry, k->but) && !add_ids(&k->marked, &b->entry, 1);
+    if (mx_hash256_eq(&b->entry, k->but)) {
+        k->is_marked = true;
+    } else {
+        k->has_failed = !add_ids(&k->marked, &b->entry, 1);
+    }
     return !k->has_failed;
 }
 
@@ -264,10 +270,11 @@ static mx_err remove_from(void *arg, const mx_visit_model *model)
         err = mx_visit_bookmarks(model, add_end, &k);
         err = err == MX_OK && k.has_failed ? MX_E_NOMEM : err;
     }
-    if (err == MX_OK) {
+    r->is_spared = r->spares_marked && k.is_marked;
+    if (err == MX_OK && !r->is_spared) {
         err = mx_visit_names(&model->trust, model->fd, "sessions", sort_manifest, &k);
     }
-    if (err == MX_OK) {
+    if (err == MX_OK && !r->is_spared) {
         if (k.kept.n > 0) {
             qsort(k.kept.ids, k.kept.n, sizeof *k.kept.ids, mx_visit_compare);
         }
@@ -327,8 +334,7 @@ typedef struct expiring {
     mx_cold_counts *out;
     mx_bookmark expired[EXPIRED_AT_ONCE]; /* [n] of one model */
     size_t n;
-    id_list others; /* entries that other bookmarks point to */
-    bool has_failed;
+    bool is_over; /* fn has said so */
 } expiring;
 
 static bool is_expired(const expiring *x, const mx_bookmark *b)
@@ -339,42 +345,54 @@ static bool is_expired(const expiring *x, const mx_bookmark *b)
            && (uint64_t)age >= b->ttl_s;
 }
 
-static bool sort_bookmark(void *arg, const char *folder, const mx_bookmark *b)
+static bool add_expired(void *arg, const char *folder, const mx_bookmark *b)
 {
     expiring *x = arg;
     (void)folder;
-    if (is_expired(x, b) && x->n < EXPIRED_AT_ONCE) {
+    if (is_expired(x, b)) {
         x->expired[x->n++] = *b;
-        return true;
     }
-    x->has_failed = !add_ids(&x->others, &b->entry, 1);
-    return !x->has_failed;
+    return x->n < EXPIRED_AT_ONCE;
+}
+
+/* False: it stays, for it was used, pinned or changed while others went. */
+static bool remove_expired(const expiring *x, const mx_visit_model *model, int sessions_fd,
+                           const mx_bookmark *b)
+{
+    const mx_cold_trust *t = &model->trust;
+    mx_err err = mx_bookmark_remove_unchanged(t->ops, sessions_fd, b, t->key, t->needs_tag);
+    if (err == MX_OK) {
+        x->out->n_files++;
+        x->out->n_bytes += MX_BOOKMARK_BYTES;
+    } else if (err != MX_E_BUSY && err != MX_E_NOT_FOUND) {
+        x->out->n_left++;
+        x->out->left_errno = errno;
+    }
+    return err == MX_OK;
 }
 
 static mx_err expire_in(void *arg, const mx_visit_model *model)
 {
     expiring *x = arg;
-    x->n = x->others.n = 0;
-    MX_TRY(mx_visit_bookmarks(model, sort_bookmark, x));
-    if (x->has_failed) {
-        return MX_E_NOMEM;
+    mx_err err;
+    x->n = 0;
+    int sessions_fd = mx_cold_open_dir(model->trust.ops, model->fd, "sessions", false, &err, NULL);
+    if (sessions_fd < 0) {
+        return err == MX_E_NOT_FOUND ? MX_OK : err;
     }
-    for (size_t i = 0; i < x->n; i++) {
+    err = mx_visit_bookmarks(model, add_expired, x);
+    for (size_t i = 0; err == MX_OK && i < x->n && !x->is_over; i++) {
         const mx_bookmark *b = &x->expired[i];
-        char name[MX_COLD_NAME_CAP], path[MX_COLD_NAME_CAP + 16];
-        mx_bookmark_file_name(&b->own, name);
-        snprintf(path, sizeof path, "sessions/%.90s", name);
-        remove_file(model->fd, path, x->out);
-        if (!is_listed(&x->others, &b->entry)) {
-            mx_errbuf eb = {{0}};
-            removal r = {.id = &b->entry, .out = x->out, .eb = &eb, .is_session = true};
-            (void)remove_from(&r, model); /* what cannot go now ages as the rest does */
-            if (x->fn != NULL) {
-                x->fn(x->arg, model->name, &b->entry);
-            }
+        mx_errbuf eb = {{0}};
+        removal r = {.id = &b->entry, .out = x->out, .eb = &eb, .is_session = true, .spares_marked = true};
+        if (!remove_expired(x, model, sessions_fd, b)) {
+            continue;
         }
+        (void)remove_from(&r, model); /* what cannot go now ages as the rest does */
+        x->is_over = !r.is_spared && x->fn != NULL && !x->fn(x->arg, model->name, &b->entry);
     }
-    return MX_OK;
+    close(sessions_fd);
+    return err;
 }
 
 mx_err mx_sweep_expire_sessions(int v1_fd, const mx_cold_trust *trust, int64_t now_s,
@@ -388,7 +406,6 @@ mx_err mx_sweep_expire_sessions(int v1_fd, const mx_cold_trust *trust, int64_t n
     }
     *x = (expiring){.now_s = now_s, .min_age_s = min_age_s, .fn = fn, .arg = arg, .out = out};
     mx_err err = mx_visit_models(&o, NULL, expire_in, x);
-    mx_free(x->others.ids);
     mx_free(x);
     return err;
 }

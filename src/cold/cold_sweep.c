@@ -134,7 +134,7 @@ static void count(const mx_sweep *s)
     pthread_mutex_unlock(&c->lock);
 }
 
-static void note_expired(void *arg, const char *folder, const mx_hash256 *entry)
+static bool note_expired(void *arg, const char *folder, const mx_hash256 *entry)
 {
     mx_sweep *s = arg;
     mx_cold *c = s->c;
@@ -146,6 +146,7 @@ static void note_expired(void *arg, const char *folder, const mx_hash256 *entry)
         }
         pthread_mutex_unlock(&c->lock);
     }
+    return !mx_sweep_is_stopping(s);
 }
 
 static void expire_sessions(mx_sweep *s)

@@ -154,8 +154,8 @@ void mx_sweep_settle_times(mx_sweep *s, int lock);
 
 /* Before the walk, by the holder of gc.lock: sessions that have not been used for their own time to
  * live, and are not pinned, go with their entries, of all models. One that is younger than min_age_s
- * stays. fn (or NULL) is told of each entry that went. */
-typedef void mx_sweep_expired_fn(void *arg, const char *folder, const mx_hash256 *entry);
+ * stays. fn (or NULL) is told of each entry that went; false = it is enough for now. */
+typedef bool mx_sweep_expired_fn(void *arg, const char *folder, const mx_hash256 *entry);
 mx_err mx_sweep_expire_sessions(int v1_fd, const mx_cold_trust *trust, int64_t now_s,
                                 int64_t min_age_s, mx_sweep_expired_fn *fn, void *arg,
                                 mx_cold_counts *out);

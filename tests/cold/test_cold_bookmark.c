@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "cold/cold_bookmark.h"
+#include "cold/cold_sweep.h"
 #include "cold/cold_tools.h"
 
 enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
@@ -400,6 +401,130 @@ static void test_time_to_live(void **arg)
     assert_int_equal(help_find_talk(s, &s->other), 640);
 }
 
+typedef struct expiry {
+    const state *s;
+    size_t n_told;
+    bool is_enough;
+} expiry;
+
+/* One of the two has gone; the other session is pinned, or used, at this moment. */
+static bool keep_the_other(void *arg, const char *folder, const mx_hash256 *entry)
+{
+    expiry *x = arg;
+    const state *s = x->s;
+    bool was_first = mx_hash256_eq(entry, &s->talk.ids[s->talk.n_ids - 1]);
+    (void)folder;
+    mark(s, (wish){.t = was_first ? &s->other : &s->talk, .name = was_first ? "two" : "one",
+                   .ttl_s = 3600, .pin = true});
+    x->n_told++;
+    return true;
+}
+
+static bool tell(void *arg, const char *folder, const mx_hash256 *entry)
+{
+    expiry *x = arg;
+    (void)folder, (void)entry;
+    x->n_told++;
+    return !x->is_enough;
+}
+
+static size_t expire(const state *s, bool is_enough, mx_sweep_expired_fn *fn)
+{
+    expiry x = {.s = s, .is_enough = is_enough};
+    mx_cold_counts n = {0};
+    char path[300];
+    snprintf(path, sizeof path, "%s/v1", s->dir);
+    int v1 = open(path, O_RDONLY | O_DIRECTORY);
+    assert_true(v1 >= 0);
+    const mx_cold_trust trust = {&mx_cold_real_fileops, NULL, false};
+    assert_int_equal(mx_sweep_expire_sessions(v1, &trust, mx_wall_s(), 0, fn, &x, &n), MX_OK);
+    close(v1);
+    return x.n_told;
+}
+
+static void keep_two(state *s)
+{
+    help_keep_talk(s, &s->talk, 1, 300);
+    help_keep_talk(s, &s->other, 2, 300);
+    mark(s, (wish){.t = &s->talk, .name = "one", .ttl_s = 3600});
+    mark(s, (wish){.t = &s->other, .name = "two", .ttl_s = 3600});
+    age_all(s, 7200);
+}
+
+/* Others may take long to go. */
+static void test_a_session_that_is_pinned_while_others_expire_stays(void **arg)
+{
+    state *s = *arg;
+    keep_two(s);
+    assert_int_equal(expire(s, false, keep_the_other), 1);
+    assert_int_equal(count(s, ".bookmark"), 1);
+    assert_int_equal(count(s, ".session"), 1);
+    assert_int_equal(count(s, ".page"), 5);
+}
+
+/* The server stops: one more is not begun. */
+static void test_expiring_ends_when_it_is_told_to(void **arg)
+{
+    state *s = *arg;
+    keep_two(s);
+    assert_int_equal(expire(s, true, tell), 1);
+    assert_int_equal(count(s, ".bookmark"), 1);
+    assert_int_equal(expire(s, true, tell), 1);
+    assert_int_equal(count(s, ".bookmark"), 0);
+    assert_int_equal(count(s, ".page"), 0);
+}
+
+/* Two that stand at one point, both over: the last one takes it along. */
+static void test_sessions_at_one_point_expire_together(void **arg)
+{
+    state *s = *arg;
+    help_keep_talk(s, &s->talk, 1, 300);
+    mark(s, (wish){.t = &s->talk, .name = "one", .ttl_s = 3600});
+    mark(s, (wish){.t = &s->talk, .name = "fork", .ttl_s = 3600});
+    age_all(s, 7200);
+    assert_int_equal(expire(s, false, tell), 1);
+    assert_int_equal(count(s, ".bookmark"), 0);
+    assert_int_equal(count(s, ".page"), 0);
+}
+
+static const state *returning; /* NULL = nobody */
+
+static int unlink_and_return(int dir, const char *name, int flags)
+{
+    if (returning != NULL && strncmp(name, ".tmp-1", 6) == 0) {
+        mark(returning, (wish){.t = &returning->other, .name = "back"});
+        returning = NULL;
+    }
+    return mx_cold_real_fileops.unlink(dir, name, flags);
+}
+
+/* The entry is gone, and with it the bookmark; but the session goes on just then. */
+static void test_a_session_that_comes_back_keeps_its_name(void **arg)
+{
+    state *s = *arg;
+    char hex[65], path[700];
+    help_keep_talk(s, &s->talk, 1, 300);
+    help_keep_talk(s, &s->other, 2, 300);
+    mark(s, (wish){.t = &s->talk, .name = "back"});
+    mx_hash256_hex(&s->talk.ids[4], hex);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    assert_int_equal(unlink(path), 0);
+    age_all(s, 7200);
+    help_spill_aged(s, "sessions/.tmp-1", 9 * DAY_S); /* goes before it */
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.unlink = unlink_and_return;
+    s->cfg.tuning.fileops = &ops;
+    s->cfg.tuning.delete_age_s = s->cfg.tuning.orphan_age_s = 600;
+    returning = s;
+    sweep(s);
+    assert_null(returning);
+    assert_int_equal(count(s, ".bookmark"), 1);
+    help_each_file(s->root_dir, ".session", remove_it, NULL);
+    age_all(s, 7200);
+    sweep(s);
+    assert_int_equal(count(s, ".bookmark"), 0);
+}
+
 static void test_pins_are_known_after_a_start(void **arg)
 {
     state *s = *arg;
@@ -480,6 +605,10 @@ int main(void)
         T(test_a_session_beside_what_cannot_be_read_stays_whole),
         T(test_bookmarks_go_with_their_entry),
         T(test_time_to_live),
+        T(test_a_session_that_is_pinned_while_others_expire_stays),
+        T(test_expiring_ends_when_it_is_told_to),
+        T(test_sessions_at_one_point_expire_together),
+        T(test_a_session_that_comes_back_keeps_its_name),
         T(test_pins_are_known_after_a_start),
         T(test_damaged_bookmarks),
         T(test_session_of_1970_has_not_expired),
