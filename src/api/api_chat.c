@@ -430,6 +430,7 @@ bool mx_chat_render_next(const mx_chat_env *env, struct json_object *body, mx_st
     mx_value *context = c.arena == NULL ? NULL : mx_value_dict(c.arena);
     bool ok = env->template != NULL && context != NULL &&
               fill_next_context(&c, answer, context) && render(&c, context, out);
+    mx_chat_free_said(&c);
     mx_arena_destroy(c.arena);
     return ok;
 }

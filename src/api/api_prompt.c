@@ -245,25 +245,6 @@ mx_chat_env mx_api_chat_env(const mx_api *a)
     };
 }
 
-bool mx_api_next_prompt(mx_api *a, const mx_reply *reply, const mx_prompt_rules *rules,
-                        mx_prompt *out)
-{
-    mx_problem p = {0};
-    mx_chat_env env = mx_api_chat_env(a);
-    mx_rendered r;
-    bool ok = mx_chat_render_next(&env, reply->body, mx_buf_view(&reply->text), &r, &p);
-    if (ok) {
-        source s = {.text = mx_buf_view(&r.text), .markup = r.markup, .n_markup = r.n_markup,
-                    .is_chat = true};
-        ok = tokenise(a, &s, rules, out, &p) && out->tokens.n > 0;
-    }
-    if (ok) {
-        find_marks(a, &env, reply->body, &r, out);
-    }
-    mx_rendered_free(&r);
-    return ok;
-}
-
 /* ---- calls of tools -------------------------------------------------------------------------- */
 
 /* For all calls of a prompt, the folder's time included. A conversation that fits into a context takes
@@ -286,6 +267,14 @@ static bool said(void *arg, const uint8_t nonce[MX_TURN_NONCE], mx_buf *out)
              mx_recall_said(w->api->recall, tok, w->scope, nonce, out)));
 }
 
+static void use_said(mx_chat_env *env, said_where *where, const mx_prompt_rules *rules)
+{
+    if (rules->reads_recall) {
+        env->said = said;
+        env->said_arg = where;
+    }
+}
+
 /* Renders with the calls as they were sampled; *differs: as the client sent them it would be
  * another text. */
 static bool render(mx_api *a, mx_chat_env *env, struct json_object *body,
@@ -295,10 +284,7 @@ static bool render(mx_api *a, mx_chat_env *env, struct json_object *body,
     size_t n_replayed;
     mx_chat_env plain = *env;
     *differs = false;
-    if (rules->reads_recall) {
-        env->said = said;
-        env->said_arg = &where;
-    }
+    use_said(env, &where, rules);
     bool ok = mx_chat_render_replayed(env, body, out, &n_replayed, p);
     env->said = NULL;
     if (!ok && n_replayed > 0) { /* the template takes them in the client's words only */
@@ -315,6 +301,44 @@ static bool render(mx_api *a, mx_chat_env *env, struct json_object *body,
                !mx_str_eq(mx_buf_view(&sent.text), mx_buf_view(&out->text));
     mx_rendered_free(&sent);
     return true;
+}
+
+/* The prompt behind an answer, with the calls as the next request will have them. */
+static bool render_next(mx_api *a, mx_chat_env *env, const mx_reply *reply,
+                        const mx_prompt_rules *rules, mx_rendered *out)
+{
+    said_where where = {a, &rules->scope, mx_now_us()};
+    mx_problem p = {0};
+    mx_str text = mx_buf_view(&reply->text);
+    use_said(env, &where, rules);
+    bool ok = mx_chat_render_next(env, reply->body, text, out, &p);
+    bool may_differ = env->said != NULL;
+    env->said = NULL;
+    if (!ok && may_differ) { /* as render does */
+        mx_rendered_free(out);
+        p = (mx_problem){0};
+        ok = mx_chat_render_next(env, reply->body, text, out, &p);
+    }
+    return ok;
+}
+
+bool mx_api_next_prompt(mx_api *a, const mx_reply *reply, const mx_prompt_rules *rules,
+                        mx_prompt *out)
+{
+    mx_chat_env env = mx_api_chat_env(a);
+    mx_problem p = {0};
+    mx_rendered r;
+    bool ok = render_next(a, &env, reply, rules, &r);
+    if (ok) {
+        source s = {.text = mx_buf_view(&r.text), .markup = r.markup, .n_markup = r.n_markup,
+                    .is_chat = true};
+        ok = tokenise(a, &s, rules, out, &p) && out->tokens.n > 0;
+    }
+    if (ok) {
+        find_marks(a, &env, reply->body, &r, out);
+    }
+    mx_rendered_free(&r);
+    return ok;
 }
 
 bool mx_api_chat_prompt(mx_api *a, struct json_object *body, const mx_prompt_rules *rules,

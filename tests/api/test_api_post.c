@@ -13,6 +13,12 @@ static const char opener[] =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\nHm: {% endif %}";
 
+/* The same with calls. */
+static const char opener_calls[] =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\nHm: {% endif %}";
+
 /* ---- the tests ----------------------------------------------------------------------------- */
 
 /* One message, answered with 100 t's and h's; `more` are further fields, with a comma in front. */
@@ -134,6 +140,53 @@ static void keys_are_apart(void **state)
     service_stop(&s);
 }
 
+/* A call that came back in other words stands in the replay as it was sampled, as it does in the next
+ * prompt. */
+static void calls_are_in_the_replay(void **state)
+{
+    (void)state;
+    static const mx_tiny_word words[] = {{"<tool_call>{\"name\": \"look\", \"arguments\": {\"far\": true, "
+                                          "\"up\": false}}</tool_call>", false}};
+    static const char tools[] = ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"look\"}}]";
+    mx_tiny_spec spec = mx_tiny_default();
+    spec.chat_template = opener_calls;
+    spec.words = words;
+    spec.n_words = MX_COUNT(words);
+    service s;
+    client_reply r;
+    char body[2048], says[256], talk[1024];
+    service_start_spec(&s, &on, spec, 0);
+    snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"Look.\"}]%s%s}", tools,
+             says_words(1, says));
+    post(&s, "/v1/chat/completions", 0, body, &r);
+    struct json_object *o = json_tokener_parse(r.body.ptr);
+    struct json_object *message = field(json_object_array_get_idx(field(o, "choices"), 0), "message");
+    const char *id = json_object_get_string(
+        field(json_object_array_get_idx(field(message, "tool_calls"), 0), "id"));
+    snprintf(talk, sizeof talk, "{\"role\":\"user\",\"content\":\"Look.\"},{\"role\":\"assistant\","
+             "\"content\":\"\",\"tool_calls\":[{\"id\":\"%s\",\"type\":\"function\",\"function\":{"
+             "\"name\":\"look\",\"arguments\":\"{\\\"up\\\":false,\\\"far\\\":true}\"}}]},"
+             "{\"role\":\"tool\",\"tool_call_id\":\"%s\",\"content\":\"Nothing.\"}", id, id);
+    json_object_put(o);
+    reply_free(&r);
+    snprintf(body, sizeof body, "{\"messages\":[%s]%s,\"temperature\":1,\"seed\":5,\"max_tokens\":100,"
+             "\"logit_bias\":{\"116\":100,\"104\":100}}", talk, tools);
+    post(&s, "/v1/chat/completions", 0, body, &r);
+    told second = read_told(r.body.ptr);
+    reply_free(&r);
+    assert_string_equal(second.source, "tool_map");
+    wait_done(&s, 1);
+    snprintf(body, sizeof body, "{\"messages\":[%s,{\"role\":\"assistant\",\"content\":\"%s\"},"
+             "{\"role\":\"user\",\"content\":\"Again.\"}]%s,\"max_tokens\":1}", talk, second.text, tools);
+    post(&s, "/v1/chat/completions", 0, body, &r);
+    told third = read_told(r.body.ptr);
+    reply_free(&r);
+    if (third.ram + LAST <= third.prompt) {
+        fail_msg("of %zu tokens %zu were in RAM", third.prompt, third.ram);
+    }
+    service_stop(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -141,6 +194,7 @@ int main(void)
         cmocka_unit_test(it_can_be_switched_off),
         cmocka_unit_test(what_is_not_to_be_stored_is_not),
         cmocka_unit_test(keys_are_apart),
+        cmocka_unit_test(calls_are_in_the_replay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
