@@ -182,6 +182,27 @@ mx_str mx_answer_next_text(mx_answer *s, mx_choice *c)
     return text;
 }
 
+mx_http_pull mx_answer_pull_object(mx_answer *s, mx_http_exchange *x,
+                                   void (*write)(mx_answer *s, mx_buf *b))
+{
+    if (!mx_answer_read(s)) {
+        return MX_HTTP_WAIT;
+    }
+    mx_problem p = {0};
+    if (mx_answer_find_problem(s, &p)) {
+        s->status = p.status;
+        mx_answer_cancel(s);
+        mx_api_reply_problem(x, &p);
+        return MX_HTTP_END;
+    }
+    mx_buf b = {0};
+    mx_buf_append(&b, s->head.ptr, s->head.len);
+    write(s, &b);
+    s->status = b.failed ? 500 : 200;
+    mx_api_reply_json(x, 200, &b);
+    return MX_HTTP_END;
+}
+
 /* ---- the end --------------------------------------------------------------------------------- */
 
 static const char *path_of(mx_surface surface)

@@ -57,6 +57,10 @@ mx_str mx_answer_next_text(mx_answer *s, mx_choice *c);
 bool mx_answer_find_problem(mx_answer *s, mx_problem *p);
 void mx_answer_cancel(mx_answer *s);
 void mx_answer_sum_usage(const mx_answer *s, mx_usage *u);
+/* A pull of an answer that is one object: waits for all of it, or replies what went wrong; then write
+ * appends the object's fields behind its head, and its end. */
+mx_http_pull mx_answer_pull_object(mx_answer *s, mx_http_exchange *x,
+                                   void (*write)(mx_answer *s, mx_buf *b));
 
 /* mx_http_source.pull of each surface, arg is the answer: one object, or a stream. */
 mx_http_pull mx_openai_pull_object(void *arg, mx_http_exchange *x, mx_buf *out);

@@ -77,33 +77,22 @@ static void write_content(mx_buf *b, const mx_choice *c)
     b->failed = b->failed || c->text.failed;
 }
 
+static void write_object(mx_answer *s, mx_buf *b)
+{
+    const mx_choice *c = &s->choices[0];
+    mx_buf_str(b, ",\"content\":[");
+    write_content(b, c);
+    mx_buf_str(b, "],");
+    write_ending(b, c);
+    mx_buf_str(b, ",\"usage\":");
+    write_usage(b, s);
+    mx_buf_str(b, "}\n");
+}
+
 mx_http_pull mx_messages_pull_object(void *arg, mx_http_exchange *x, mx_buf *out)
 {
     (void)out;
-    mx_answer *s = arg;
-    const mx_choice *c = &s->choices[0];
-    if (!mx_answer_read(s)) {
-        return MX_HTTP_WAIT;
-    }
-    mx_problem p = {0};
-    if (mx_answer_find_problem(s, &p)) {
-        s->status = p.status;
-        mx_answer_cancel(s);
-        mx_api_reply_problem(x, &p);
-        return MX_HTTP_END;
-    }
-    mx_buf b = {0};
-    mx_buf_append(&b, s->head.ptr, s->head.len);
-    mx_buf_str(&b, ",\"content\":[");
-    write_content(&b, c);
-    mx_buf_str(&b, "],");
-    write_ending(&b, c);
-    mx_buf_str(&b, ",\"usage\":");
-    write_usage(&b, s);
-    mx_buf_str(&b, "}\n");
-    s->status = b.failed ? 500 : 200;
-    mx_api_reply_json(x, 200, &b);
-    return MX_HTTP_END;
+    return mx_answer_pull_object(arg, x, write_object);
 }
 
 /* ---- a stream -------------------------------------------------------------------------------- */

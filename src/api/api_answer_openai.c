@@ -34,37 +34,32 @@ static void write_choice(mx_answer *s, size_t i, mx_buf *b)
     b->failed = b->failed || c->text.failed;
 }
 
+/* "usage":...,"timings":... and the end of the object. */
+static void write_usage(const mx_answer *s, mx_buf *b)
+{
+    mx_usage u;
+    mx_answer_sum_usage(s, &u);
+    mx_buf_str(b, "\"usage\":");
+    mx_write_usage(b, &u);
+    mx_buf_str(b, ",\"timings\":");
+    mx_write_timings(b, &u);
+    mx_buf_str(b, "}\n");
+}
+
+static void write_object(mx_answer *s, mx_buf *b)
+{
+    mx_buf_str(b, ",\"choices\":[");
+    for (size_t i = 0; i < s->n; i++) {
+        write_choice(s, i, b);
+    }
+    mx_buf_str(b, "],");
+    write_usage(s, b);
+}
+
 mx_http_pull mx_openai_pull_object(void *arg, mx_http_exchange *x, mx_buf *out)
 {
     (void)out;
-    mx_answer *s = arg;
-    bool is_over = mx_answer_read(s);
-    if (!is_over) {
-        return MX_HTTP_WAIT;
-    }
-    mx_problem p = {0};
-    if (mx_answer_find_problem(s, &p)) {
-        s->status = p.status;
-        mx_answer_cancel(s);
-        mx_api_reply_problem(x, &p);
-        return MX_HTTP_END;
-    }
-    mx_usage u;
-    mx_answer_sum_usage(s, &u);
-    mx_buf b = {0};
-    mx_buf_append(&b, s->head.ptr, s->head.len);
-    mx_buf_str(&b, ",\"choices\":[");
-    for (size_t i = 0; i < s->n; i++) {
-        write_choice(s, i, &b);
-    }
-    mx_buf_str(&b, "],\"usage\":");
-    mx_write_usage(&b, &u);
-    mx_buf_str(&b, ",\"timings\":");
-    mx_write_timings(&b, &u);
-    mx_buf_str(&b, "}\n");
-    s->status = b.failed ? 500 : 200;
-    mx_api_reply_json(x, 200, &b);
-    return MX_HTTP_END;
+    return mx_answer_pull_object(arg, x, write_object);
 }
 
 /* ---- a stream -------------------------------------------------------------------------------- */
@@ -136,15 +131,11 @@ static void stream_finish(mx_answer *s, size_t i, mx_buf *b)
 
 static void stream_usage(mx_answer *s, mx_buf *b)
 {
-    mx_usage u;
-    mx_answer_sum_usage(s, &u);
     mx_buf_str(b, "data: ");
     mx_buf_append(b, s->head.ptr, s->head.len);
-    mx_buf_str(b, ",\"choices\":[],\"usage\":");
-    mx_write_usage(b, &u);
-    mx_buf_str(b, ",\"timings\":");
-    mx_write_timings(b, &u);
-    mx_buf_str(b, "}\n\n");
+    mx_buf_str(b, ",\"choices\":[],");
+    write_usage(s, b);
+    mx_buf_str(b, "\n");
 }
 
 mx_http_pull mx_openai_pull_stream(void *arg, mx_http_exchange *x, mx_buf *out)
