@@ -125,7 +125,7 @@ static bool note_bookmark(void *arg, const char *folder, const mx_bookmark *b)
     return true;
 }
 
-static void folder_name(const mx_api *a, char hex[65])
+void mx_api_folder_name(const mx_api *a, char hex[65])
 {
     mx_hash256 root = mx_model_root(a->model, NULL);
     mx_hash256_hex(&root, hex);
@@ -145,7 +145,7 @@ static mx_err collect(mx_api *a, item_list *l, mx_errbuf *eb)
     }
     if (a->cfg.cache_dir != NULL) {
         join j = {l, l->n};
-        folder_name(a, folder);
+        mx_api_folder_name(a, folder);
         err = mx_cold_list(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, add_manifest, &j, eb);
         if (err == MX_OK) {
             err = mx_cold_list_bookmarks(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, note_bookmark, l, eb);
@@ -172,11 +172,17 @@ static void write_item(mx_buf *b, const item *it)
                   it->is_pinned ? "true" : "false", it->is_isolated ? "true" : "false");
 }
 
+/* That the folder is read-only is nothing that the server could change, or that trying again would: a
+ * conflict with its state, which is the administrator's. */
+unsigned mx_api_cache_status(mx_err err)
+{
+    return err == MX_E_DENIED ? 409 : err == MX_E_BUSY || err == MX_E_CANCELLED ? 503 : 500;
+}
+
 static void reply_failed(mx_http_exchange *x, mx_err err, const char *text)
 {
-    bool is_passing = err == MX_E_CANCELLED || err == MX_E_BUSY;
     mx_problem p = {.retry_after_s = err == MX_E_BUSY ? 2 : 0};
-    mx_problem_set(&p, is_passing ? 503 : 500, mx_err_name(err), NULL, "%s", text);
+    mx_problem_set(&p, mx_api_cache_status(err), mx_err_name(err), NULL, "%s", text);
     mx_api_reply_problem(x, &p);
 }
 
@@ -275,17 +281,12 @@ static void write_removed(mx_buf *b, const mx_forgotten *n)
                   (unsigned long long)n->files.n_bytes, (unsigned long long)n->files.n_left);
 }
 
-/* Not all of it went: an error that says what did. That the folder is read-only is nothing that the
- * server could change, or that trying again would: a conflict with its state, which is the
- * administrator's. */
+/* Not all of it went: an error that says what did. */
 static void reply_not_deleted(mx_http_exchange *x, mx_err err, const mx_forgotten *n, const char *text)
 {
     mx_problem p = {.retry_after_s = err == MX_E_BUSY ? 2 : 0};
     mx_buf b = {0};
-    unsigned status = err == MX_E_DENIED                              ? 409
-                      : err == MX_E_BUSY || err == MX_E_CANCELLED ? 503
-                                                                  : 500;
-    mx_problem_set(&p, status, mx_err_name(err), NULL, "%s, %s: %s",
+    mx_problem_set(&p, mx_api_cache_status(err), mx_err_name(err), NULL, "%s, %s: %s",
                    n->from_ram ? "removed from RAM" : "nothing was removed from RAM",
                    n->files.n_files > 0 ? "but only some of it from the folder"
                                         : "and nothing from the folder", text);

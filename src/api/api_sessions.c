@@ -17,12 +17,6 @@ enum { FLUSH_US = 2 * 1000000 };
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
-static void folder_name(const mx_api *a, char hex[65])
-{
-    mx_hash256 root = mx_model_root(a->model, NULL);
-    mx_hash256_hex(&root, hex);
-}
-
 /* A turn that has just ended may still wait for the writer. */
 static void let_writer_end(mx_api *a)
 {
@@ -53,7 +47,7 @@ static bool look_at(void *arg, const char *folder, const mx_bookmark *b)
 static mx_err look(mx_api *a, finding *f, mx_errbuf *eb)
 {
     char folder[65];
-    folder_name(a, folder);
+    mx_api_folder_name(a, folder);
     mx_err err = mx_cold_list_bookmarks(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, look_at, f, eb);
     return err == MX_E_INVALID ? MX_OK : err; /* invalid: nothing was written there yet */
 }
@@ -61,7 +55,7 @@ static mx_err look(mx_api *a, finding *f, mx_errbuf *eb)
 static mx_err change(mx_api *a, const mx_hash256 *own, mx_bookmark_fn *fn, void *arg, mx_errbuf *eb)
 {
     char folder[65];
-    folder_name(a, folder);
+    mx_api_folder_name(a, folder);
     return mx_cold_change_bookmark(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, own, fn, arg, eb);
 }
 
@@ -128,10 +122,7 @@ static void reply_session(mx_api *a, mx_http_exchange *x, unsigned status, const
 static void reply_error(mx_http_exchange *x, mx_err err, const char *text)
 {
     mx_problem p = {.retry_after_s = err == MX_E_BUSY ? 2 : 0};
-    unsigned status = err == MX_E_DENIED                                ? 409
-                      : err == MX_E_BUSY || err == MX_E_CANCELLED ? 503
-                                                                        : 500;
-    mx_problem_set(&p, status, mx_err_name(err), NULL, "nothing was changed: %s", text);
+    mx_problem_set(&p, mx_api_cache_status(err), mx_err_name(err), NULL, "nothing was changed: %s", text);
     mx_api_reply_problem(x, &p);
 }
 
@@ -160,7 +151,7 @@ static void reply_list(mx_api *a, mx_http_exchange *x)
     char folder[65];
     mx_errbuf eb = {{0}};
     listing l = {.plain_root = mx_model_root(a->model, NULL), .now_s = mx_wall_s()};
-    folder_name(a, folder);
+    mx_api_folder_name(a, folder);
     mx_buf_str(&l.b, "{\"object\":\"list\",\"data\":[");
     mx_err err = a->cfg.cache_dir == NULL
                      ? MX_OK
@@ -319,7 +310,7 @@ static void remove_session(mx_api *a, mx_http_exchange *x, const mx_bookmark *s)
         mx_api_delete_session(a, x, &s->entry); /* and what points to it */
         return;
     }
-    folder_name(a, folder);
+    mx_api_folder_name(a, folder);
     if (err == MX_OK) {
         err = mx_cold_remove_bookmark(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, &s->own, &eb);
     }
@@ -359,7 +350,7 @@ mx_err mx_api_keep_pin(mx_api *a, const mx_hash256 *entry, bool on, bool *is_kep
     if (a->cfg.cache_dir == NULL) {
         return MX_E_NOT_FOUND;
     }
-    folder_name(a, folder);
+    mx_api_folder_name(a, folder);
     mx_bookmark b = {.own = *entry, .entry = *entry};
     if (!on) {
         mx_err err = mx_cold_remove_bookmark(a->cfg.cache_dir, a->cfg.cache_auth_key, folder, entry, eb);

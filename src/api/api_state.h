@@ -80,6 +80,10 @@ void mx_api_get_metrics(mx_api *a, mx_http_exchange *x);
 void mx_api_get_stats(mx_api *a, mx_engine_stats *out);
 /* Everything below /admin/; the state lock is held for reading, for as long as the folder takes. */
 void mx_api_handle_admin(mx_api *a, mx_http_exchange *x, const char *rest);
+/* The name of this model's folder in the cache folder. */
+void mx_api_folder_name(const mx_api *a, char hex[65]);
+/* The status of an answer that says what the engine or the folder could not do. */
+unsigned mx_api_cache_status(mx_err err);
 /* api_sessions.c: rest is what follows "cache/sessions" in the path. */
 void mx_api_handle_sessions(mx_api *a, mx_http_exchange *x, const char *rest);
 /* Pins an entry in RAM, or lets go of it: as mx_bank_pin, and MX_E_CANCELLED when the engine has ended. */

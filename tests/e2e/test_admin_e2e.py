@@ -617,6 +617,8 @@ def test_delete_says_what_it_could_not_remove(start):
         assert "nothing from the folder" in said["error"]["message"]
         assert {p for p in stored if p.exists()} == left
     assert all("ram" not in e["tiers"] for e in entries(s))
+    r = s.post(path + "/pin", {})  # nor can a pin be written there
+    assert r.status_code == 409 and r.json()["error"]["code"] == "denied", r.text
     for p in folders:
         p.chmod(0o700)
     said = requests.delete(s.url + "/admin/cache", timeout=30).json()
