@@ -65,7 +65,6 @@ typedef struct sorting {
     id_list marked;             /* where bookmarks of other points stand */
     id_list kept;               /* pages and states; sorted in the end */
     id_list points, states;     /* inside the chain: the last pages, which are names of manifests, too */
-    mx_object_reader reader;
     bool is_marked;  /* one stands here, too */
     bool has_failed; /* no memory */
     mx_errbuf *eb;
@@ -77,31 +76,37 @@ static void free_sorting(sorting *k)
     for (size_t i = 0; i < MX_COUNT(lists); i++) {
         mx_free(lists[i]->ids);
     }
-    mx_object_reader_free(&k->reader);
 }
 
-/* False: it cannot be read, too. */
-static bool read_page(sorting *k, const mx_hash256 *id, mx_disk_page *page)
+/* Its payload says nothing here, and may be megabytes in each of thousands. False: it cannot be read. */
+static bool read_head(const mx_visit_model *model, const mx_hash256 *id, mx_disk_page *page)
 {
+    const mx_cold_fileops *ops = model->trust.ops;
+    uint8_t head[MX_DISK_PAYLOAD_AT];
     char path[MX_COLD_NAME_CAP + 16];
-    const uint8_t *payload;
+    struct iovec iov = {head, sizeof head};
     uint64_t n;
+    int fd;
     mx_visit_object_path(MX_COLD_PAGE, id, path);
-    mx_err err = mx_object_read(&k->reader, k->model->fd, path, MX_COLD_PAGE, id, page, &payload, &n, NULL);
-    k->has_failed |= err == MX_E_NOMEM;
-    return err == MX_OK;
+    if (mx_cold_open_file(ops, model->fd, path, &fd, &n, NULL) != MX_OK) {
+        return false;
+    }
+    bool is_read = mx_cold_read_all(ops, fd, &iov, 1, NULL) == MX_OK;
+    close(fd);
+    return is_read && mx_disk_page_decode(page, head, sizeof head, NULL) == MX_OK
+           && mx_hash256_eq(&page->own, id);
 }
 
 /* A turn ends inside of a page as a rule, and the page that goes on from there has another name: their
  * tokens tell. */
-static bool begins_with(sorting *k, const mx_hash256 *whole, const mx_hash256 *part)
+static bool begins_with(const mx_visit_model *model, const mx_hash256 *whole, const mx_hash256 *part)
 {
     mx_disk_page a, b;
-    return read_page(k, whole, &a) && read_page(k, part, &b) && mx_hash256_eq(&a.parent, &b.parent)
+    return read_head(model, whole, &a) && read_head(model, part, &b) && mx_hash256_eq(&a.parent, &b.parent)
            && b.n_tokens <= a.n_tokens && memcmp(a.tokens, b.tokens, b.n_tokens * sizeof *b.tokens) == 0;
 }
 
-static bool is_inside(sorting *k, const mx_disk_manifest *m, const mx_hash256 *id)
+static bool is_inside(const sorting *k, const mx_disk_manifest *m, const mx_hash256 *id)
 {
     const mx_cold_names *chain = k->chain;
     const uint32_t last = m->n_pages - 1;
@@ -111,7 +116,7 @@ static bool is_inside(sorting *k, const mx_disk_manifest *m, const mx_hash256 *i
         return false;
     }
     return mx_hash256_eq(id, &chain->page_ids[last])
-           || (m->n_tokens % MX_PAGE_TOKENS != 0 && begins_with(k, &chain->page_ids[last], id));
+           || (m->n_tokens % MX_PAGE_TOKENS != 0 && begins_with(k->model, &chain->page_ids[last], id));
 }
 
 static mx_err sort_manifest(void *arg, int dir, const char *name)
@@ -136,7 +141,7 @@ static mx_err sort_manifest(void *arg, int dir, const char *name)
     bool ok = (goes ? add_ids(&k->points, &id, 1) : add_ids(&k->kept, m.page_ids, m.n_pages))
               && add_ids(goes ? &k->states : &k->kept, m.state_ids, m.n_states);
     mx_free(copy);
-    return ok && !k->has_failed ? MX_OK : MX_E_NOMEM;
+    return ok ? MX_OK : MX_E_NOMEM;
 }
 
 /* A damaged file cannot say whose it was: whoever removes an entry gets rid of all that may hold some
@@ -260,7 +265,7 @@ static mx_err remove_from(void *arg, const mx_visit_model *model)
     if (err != MX_OK && err != MX_E_CORRUPT) {
         return err;
     }
-    sorting k = {.model = model, .but = r->id, .reader.trust = model->trust, .eb = r->eb};
+    sorting k = {.model = model, .but = r->id, .eb = r->eb};
     err = MX_OK; /* a damaged manifest says nothing, and goes */
     if (copy != NULL) {
         named = (mx_cold_names){m.page_ids, m.n_pages, m.state_ids, m.n_states};

@@ -324,6 +324,29 @@ static void test_a_session_goes_with_its_turns(void **arg)
     mx_cold_close(c);
 }
 
+/* Which tokens it has is known all the same, and no row of it is looked at. */
+static void test_a_turn_with_damaged_rows_goes_with_its_session(void **arg)
+{
+    state *s = *arg;
+    char hex[65], path[700];
+    static uint8_t bytes[FILE_BYTES];
+    mx_cold_counts n;
+    mx_errbuf eb = {{0}};
+    help_keep_talk(s, &s->talk, 1, 300);
+    mx_hash256_hex(&s->talk.ids[4], hex);
+    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    size_t n_bytes = help_slurp(path, bytes, sizeof bytes);
+    assert_in_range(n_bytes, MX_DISK_PAYLOAD_AT + 1, sizeof bytes);
+    bytes[MX_DISK_PAYLOAD_AT] ^= 1;
+    help_spill(path, bytes, n_bytes);
+    help_keep_talk(s, &s->talk, 1, 310);
+    assert_int_equal(count(s, ".session"), 2);
+    mx_err err = mx_cold_remove_session(s->dir, NULL, folder_of(s), &s->talk.ids[4], NULL, 0, &n, &eb);
+    assert_int_equal(err, MX_OK);
+    assert_int_equal(count(s, ".session"), 0);
+    assert_int_equal(count(s, ".page"), 0);
+}
+
 /* What an entry of a later version names is not known. */
 static void test_a_session_beside_what_cannot_be_read_stays_whole(void **arg)
 {
@@ -602,6 +625,7 @@ int main(void)
         T(test_a_name_keeps_its_point),
         T(test_without_a_name_it_goes),
         T(test_a_session_goes_with_its_turns),
+        T(test_a_turn_with_damaged_rows_goes_with_its_session),
         T(test_a_session_beside_what_cannot_be_read_stays_whole),
         T(test_bookmarks_go_with_their_entry),
         T(test_time_to_live),
