@@ -280,8 +280,10 @@ mx_err mx_bookmark_remove_unchanged(const mx_cold_fileops *ops, int sessions_fd,
     mx_bookmark now;
     pthread_mutex_lock(&changing);
     mx_err err = mx_bookmark_read(ops, sessions_fd, &seen->own, key, needs_tag, &now, NULL);
-    if (err == MX_OK) {
-        err = is_unchanged(&now, seen) ? unlink_bookmark(ops, sessions_fd, &seen->own) : MX_E_BUSY;
+    if (err == MX_OK && is_unchanged(&now, seen)) {
+        err = unlink_bookmark(ops, sessions_fd, &seen->own);
+    } else if (err == MX_OK || err == MX_E_CORRUPT || err == MX_E_UNSUPPORTED) {
+        err = MX_E_BUSY; /* it was sound then, and of this version */
     }
     pthread_mutex_unlock(&changing);
     return err;

@@ -168,26 +168,49 @@ typedef struct removal {
     bool was_found, is_spared;
 } removal;
 
+/* False: it stays, for it has been written since it was read: used, pinned, or moved on. */
+static bool remove_bookmark(const mx_visit_model *model, int sessions_fd, const mx_bookmark *b,
+                            mx_cold_counts *out)
+{
+    const mx_cold_trust *t = &model->trust;
+    mx_err err = mx_bookmark_remove_unchanged(t->ops, sessions_fd, b, t->key, t->needs_tag);
+    if (err == MX_OK) {
+        out->n_files++;
+        out->n_bytes += MX_BOOKMARK_BYTES;
+    } else if (err != MX_E_BUSY && err != MX_E_NOT_FOUND) {
+        out->n_left++;
+        out->left_errno = errno;
+    }
+    return err == MX_OK;
+}
+
 /* Bookmarks of an entry that is removed. */
 typedef struct unmarking {
     const mx_visit_model *model;
+    int sessions_fd;
     const mx_hash256 *entry;
     mx_cold_counts *out;
 } unmarking;
 
-static mx_err unmark(void *arg, int dir, const char *name)
+static bool unmark(void *arg, const char *folder, const mx_bookmark *b)
 {
     const unmarking *u = arg;
-    mx_hash256 own;
-    mx_bookmark b;
-    const mx_cold_trust *t = &u->model->trust;
-    if (mx_visit_is_named(name, ".bookmark", &own)
-        && mx_bookmark_read(t->ops, dir, &own, t->key, t->needs_tag, &b, NULL) == MX_OK
-        && mx_hash256_eq(&b.entry, u->entry))
-    {
-        remove_file(dir, name, u->out);
+    (void)folder;
+    if (mx_hash256_eq(&b->entry, u->entry)) {
+        (void)remove_bookmark(u->model, u->sessions_fd, b, u->out);
     }
-    return MX_OK;
+    return true;
+}
+
+static void unmark_all(const removal *r, const mx_visit_model *model)
+{
+    mx_err err;
+    int sessions_fd = mx_cold_open_dir(model->trust.ops, model->fd, "sessions", false, &err, NULL);
+    if (sessions_fd >= 0) {
+        unmarking u = {model, sessions_fd, r->id, r->out};
+        (void)mx_visit_bookmarks(model, unmark, &u);
+        close(sessions_fd);
+    }
 }
 
 /* States before their pages, leaf first. */
@@ -230,14 +253,15 @@ static mx_err remove_sorted(const removal *r, const sorting *k, const mx_cold_na
 {
     const mx_visit_model *model = k->model;
     char path[MX_COLD_NAME_CAP + 16];
-    unmarking u = {model, r->id, r->out};
     manifest_path(r->id, path);
     remove_file(model->fd, path, r->out);
     for (size_t i = 0; i < k->points.n; i++) {
         manifest_path(&k->points.ids[i], path);
         remove_file(model->fd, path, r->out);
     }
-    (void)mx_visit_names(&model->trust, model->fd, "sessions", unmark, &u);
+    if (!r->spares_marked) { /* else there was none, and one that has come back needs its name */
+        unmark_all(r, model);
+    }
     const mx_cold_names inside = {k->points.ids, k->points.n, k->states.ids, k->states.n};
     remove_objects(model, named, &k->kept, r->out);
     remove_objects(model, &inside, &k->kept, r->out);
@@ -360,22 +384,6 @@ static bool add_expired(void *arg, const char *folder, const mx_bookmark *b)
     return x->n < EXPIRED_AT_ONCE;
 }
 
-/* False: it stays, for it was used, pinned or changed while others went. */
-static bool remove_expired(const expiring *x, const mx_visit_model *model, int sessions_fd,
-                           const mx_bookmark *b)
-{
-    const mx_cold_trust *t = &model->trust;
-    mx_err err = mx_bookmark_remove_unchanged(t->ops, sessions_fd, b, t->key, t->needs_tag);
-    if (err == MX_OK) {
-        x->out->n_files++;
-        x->out->n_bytes += MX_BOOKMARK_BYTES;
-    } else if (err != MX_E_BUSY && err != MX_E_NOT_FOUND) {
-        x->out->n_left++;
-        x->out->left_errno = errno;
-    }
-    return err == MX_OK;
-}
-
 static mx_err expire_in(void *arg, const mx_visit_model *model)
 {
     expiring *x = arg;
@@ -390,8 +398,8 @@ static mx_err expire_in(void *arg, const mx_visit_model *model)
         const mx_bookmark *b = &x->expired[i];
         mx_errbuf eb = {{0}};
         removal r = {.id = &b->entry, .out = x->out, .eb = &eb, .is_session = true, .spares_marked = true};
-        if (!remove_expired(x, model, sessions_fd, b)) {
-            continue;
+        if (!remove_bookmark(model, sessions_fd, b, x->out)) {
+            continue; /* others may take long to go */
         }
         (void)remove_from(&r, model); /* what cannot go now ages as the rest does */
         x->is_over = !r.is_spared && x->fn != NULL && !x->fn(x->arg, model->name, &b->entry);

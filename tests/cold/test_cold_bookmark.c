@@ -396,6 +396,33 @@ static void test_bookmarks_go_with_their_entry(void **arg)
     assert_int_equal(count(s, ".bookmark"), 0);
 }
 
+/* Who has seen it a while ago does not know what it has become since. */
+static void test_a_bookmark_that_was_changed_is_not_removed(void **arg)
+{
+    state *s = *arg;
+    mx_bookmark seen;
+    char path[700], name[MX_COLD_NAME_CAP];
+    uint8_t bytes[MX_BOOKMARK_BYTES];
+    const mx_cold_fileops *ops = &mx_cold_real_fileops;
+    help_keep_talk(s, &s->talk, 1, 300);
+    mx_hash256 own = mark(s, (wish){.t = &s->talk, .name = "one"});
+    snprintf(path, sizeof path, "%s/sessions", s->root_dir);
+    int dir = open(path, O_RDONLY | O_DIRECTORY);
+    assert_true(dir >= 0);
+    assert_int_equal(mx_bookmark_read(ops, dir, &own, NULL, false, &seen, NULL), MX_OK);
+    mx_bookmark_file_name(&own, name);
+    snprintf(path, sizeof path, "%s/sessions/%s", s->root_dir, name);
+    assert_int_equal(help_slurp(path, bytes, sizeof bytes), sizeof bytes);
+    mark(s, (wish){.t = &s->talk, .name = "one", .pin = true});
+    assert_int_equal(mx_bookmark_remove_unchanged(ops, dir, &seen, NULL, false), MX_E_BUSY);
+    mx_put_le32(bytes + 8, 2); /* of a later version */
+    seal(bytes);
+    help_spill(path, bytes, sizeof bytes);
+    assert_int_equal(mx_bookmark_remove_unchanged(ops, dir, &seen, NULL, false), MX_E_BUSY);
+    assert_int_equal(count(s, ".bookmark"), 1);
+    close(dir);
+}
+
 /* Two sessions at the same point, and one whose time is over: then both. */
 static void test_time_to_live(void **arg)
 {
@@ -451,7 +478,7 @@ static bool tell(void *arg, const char *folder, const mx_hash256 *entry)
     return !x->is_enough;
 }
 
-static size_t expire(const state *s, bool is_enough, mx_sweep_expired_fn *fn)
+static size_t expire_by(const state *s, const mx_cold_fileops *ops, bool is_enough, mx_sweep_expired_fn *fn)
 {
     expiry x = {.s = s, .is_enough = is_enough};
     mx_cold_counts n = {0};
@@ -459,10 +486,15 @@ static size_t expire(const state *s, bool is_enough, mx_sweep_expired_fn *fn)
     snprintf(path, sizeof path, "%s/v1", s->dir);
     int v1 = open(path, O_RDONLY | O_DIRECTORY);
     assert_true(v1 >= 0);
-    const mx_cold_trust trust = {&mx_cold_real_fileops, NULL, false};
+    const mx_cold_trust trust = {ops, NULL, false};
     assert_int_equal(mx_sweep_expire_sessions(v1, &trust, mx_wall_s(), 0, fn, &x, &n), MX_OK);
     close(v1);
     return x.n_told;
+}
+
+static size_t expire(const state *s, bool is_enough, mx_sweep_expired_fn *fn)
+{
+    return expire_by(s, &mx_cold_real_fileops, is_enough, fn);
 }
 
 static void keep_two(state *s)
@@ -519,6 +551,38 @@ static int unlink_and_return(int dir, const char *name, int flags)
         returning = NULL;
     }
     return mx_cold_real_fileops.unlink(dir, name, flags);
+}
+
+/* Bookmarks are looked at before the manifests of others. */
+static int open_and_return(int dir, const char *name, int flags, unsigned mode)
+{
+    char other[MX_COLD_NAME_CAP];
+    const state *s = returning;
+    if (s != NULL) {
+        mx_cold_session_name(&s->other.ids[s->other.n_ids - 1], other);
+    }
+    if (s != NULL && strcmp(name, other) == 0) {
+        returning = NULL;
+        mark(s, (wish){.t = &s->talk, .name = "back", .pin = true});
+    }
+    return mx_cold_real_fileops.open(dir, name, flags, mode);
+}
+
+/* Too late for the files, but not for what is said of the session: its next turn stands behind it. */
+static void test_a_session_that_comes_back_too_late_keeps_its_name(void **arg)
+{
+    state *s = *arg;
+    help_keep_talk(s, &s->talk, 1, 300);
+    help_keep_talk(s, &s->other, 2, 300);
+    mark(s, (wish){.t = &s->talk, .name = "back", .ttl_s = 3600});
+    age_all(s, 7200);
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.open = open_and_return;
+    returning = s;
+    assert_int_equal(expire_by(s, &ops, false, tell), 1);
+    assert_null(returning);
+    assert_int_equal(count(s, ".session"), 1);
+    assert_int_equal(count(s, ".bookmark"), 1);
 }
 
 /* The entry is gone, and with it the bookmark; but the session goes on just then. */
@@ -628,10 +692,12 @@ int main(void)
         T(test_a_turn_with_damaged_rows_goes_with_its_session),
         T(test_a_session_beside_what_cannot_be_read_stays_whole),
         T(test_bookmarks_go_with_their_entry),
+        T(test_a_bookmark_that_was_changed_is_not_removed),
         T(test_time_to_live),
         T(test_a_session_that_is_pinned_while_others_expire_stays),
         T(test_expiring_ends_when_it_is_told_to),
         T(test_sessions_at_one_point_expire_together),
+        T(test_a_session_that_comes_back_too_late_keeps_its_name),
         T(test_a_session_that_comes_back_keeps_its_name),
         T(test_pins_are_known_after_a_start),
         T(test_damaged_bookmarks),
