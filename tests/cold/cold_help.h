@@ -369,6 +369,19 @@ HELP mx_err help_write_state(mx_cold *c, const talk *t, size_t n)
     return help_run(c, &job);
 }
 
+/* What makes an entry of t, to be added to: no states, no answers. */
+HELP mx_cold_job help_session_job(const talk *t)
+{
+    return (mx_cold_job){.kind = MX_COLD_WRITE_SESSION,
+                         .root = t->root,
+                         .parent_id = t->root,
+                         .page_ids = t->ids,
+                         .n_pages = t->n_ids,
+                         .n_session_tokens = t->n,
+                         .entry_kind = 1,
+                         .session_id = t->ids[0]};
+}
+
 /* With all states that the conversation can have; those that are not there are left out. */
 HELP mx_err help_write_answered(mx_cold *c, const talk *t, const mx_turn *turns, size_t n_turns)
 {
@@ -383,19 +396,12 @@ HELP mx_err help_write_answered(mx_cold *c, const talk *t, const mx_turn *turns,
         positions[n_states] = t->n;
         states[n_states++] = talk_state_id(t, t->n);
     }
-    mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION,
-                       .root = t->root,
-                       .parent_id = t->root,
-                       .page_ids = t->ids,
-                       .n_pages = t->n_ids,
-                       .n_session_tokens = t->n,
-                       .entry_kind = 1,
-                       .state_ids = states,
-                       .state_positions = positions,
-                       .n_states = n_states,
-                       .session_id = t->ids[0],
-                       .turns = turns,
-                       .n_turns = n_turns};
+    mx_cold_job job = help_session_job(t);
+    job.state_ids = states;
+    job.state_positions = positions;
+    job.n_states = n_states;
+    job.turns = turns;
+    job.n_turns = n_turns;
     return help_run(c, &job);
 }
 

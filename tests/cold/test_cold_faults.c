@@ -448,15 +448,8 @@ static void test_manifest_of_another_is_synced(void **arg)
         mx_cold_config cfg = s->cfg;
         cfg.tuning.fileops = &told;
         c = help_open(&cfg);
-        mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION,
-                           .root = s->root,
-                           .parent_id = s->root,
-                           .page_ids = s->talk.ids,
-                           .n_pages = s->talk.n_ids,
-                           .n_session_tokens = s->talk.n,
-                           .entry_kind = 1,
-                           .session_id = s->talk.ids[0],
-                           .is_imported = true};
+        mx_cold_job job = help_session_job(&s->talk);
+        job.is_imported = true;
         assert_int_equal(help_run(c, &job), is_failing ? MX_E_IO : MX_OK);
         mx_cold_close(c);
     }

@@ -281,17 +281,10 @@ static void test_manifest_follows_its_states(void **arg)
     mx_cold *c = write_talk(s, 450);
     mx_hash256 ids[2];
     uint64_t positions[2];
-    mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION,
-                       .root = s->root,
-                       .parent_id = s->root,
-                       .page_ids = s->talk.ids,
-                       .n_pages = s->talk.n_ids,
-                       .n_session_tokens = s->talk.n,
-                       .entry_kind = 1,
-                       .state_ids = ids,
-                       .state_positions = positions,
-                       .n_states = 2,
-                       .session_id = s->talk.ids[0]};
+    mx_cold_job job = help_session_job(&s->talk);
+    job.state_ids = ids;
+    job.state_positions = positions;
+    job.n_states = 2;
     for (size_t first = 100; first <= 300; first += 100) {
         for (size_t i = 0; i < 2; i++) {
             positions[i] = first + i * 100;

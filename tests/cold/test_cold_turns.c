@@ -26,11 +26,7 @@ static mx_err write_with(mx_cold *c, const talk *t, const mx_turn *turns, size_t
     for (size_t i = 0; i < t->n_ids; i++) {
         assert_int_equal(help_write_page(c, t, i), MX_OK);
     }
-    mx_cold_job job = {.kind = MX_COLD_WRITE_SESSION, .root = t->root, .parent_id = t->root,
-                       .page_ids = t->ids, .n_pages = t->n_ids, .n_session_tokens = t->n,
-                       .entry_kind = 1, .session_id = t->ids[0], .turns = turns,
-                       .n_turns = n_turns};
-    return help_run(c, &job);
+    return help_write_answered(c, t, turns, n_turns);
 }
 
 static mx_err read_ids(mx_cold *c, const mx_hash256 *root, const mx_hash256 *session,
