@@ -555,6 +555,11 @@ HELP void help_spill_aged(const help_bed *s, const char *name, int64_t age_s)
     help_age(path, &age_s);
 }
 
+HELP void help_age_all(const help_bed *s, const char *suffix, int64_t age_s)
+{
+    help_each_file(s->root_dir, suffix, help_age, &age_s);
+}
+
 HELP bool help_is_there(const help_bed *s, const char *name)
 {
     char path[700];

@@ -160,11 +160,6 @@ static void test_names(void **arg)
 
 /* ---- in a folder ----------------------------------------------------------------------------- */
 
-static void age_all(const state *s, int64_t age_s)
-{
-    help_each_file(s->dir, "", help_age, &age_s);
-}
-
 typedef struct wish {
     const talk *t;
     const char *name;
@@ -230,7 +225,7 @@ static void check_pinned(state *s, bool by_server)
     help_keep_talk(s, &s->talk, 1, 300);
     help_keep_talk(s, &s->other, 2, 640);
     mx_hash256 own = mark(s, (wish){.t = &s->talk, .pin = true});
-    age_all(s, 9 * DAY_S);
+    help_age_all(s, "", 9 * DAY_S);
     s->cfg.max_bytes = 3 * FILE_BYTES;
     s->cfg.ttl_s = DAY_S;
     if (by_server) {
@@ -246,7 +241,7 @@ static void check_pinned(state *s, bool by_server)
     mx_errbuf eb;
     assert_int_equal(mx_cold_remove_bookmark(s->dir, NULL, folder_of(s), &own, &eb), MX_OK);
     assert_int_equal(mx_cold_remove_bookmark(s->dir, NULL, folder_of(s), &own, &eb), MX_E_NOT_FOUND);
-    age_all(s, 9 * DAY_S);
+    help_age_all(s, "", 9 * DAY_S);
     gc(s, UINT64_MAX, DAY_S);
     assert_int_equal(count(s, ".page"), 0);
 }
@@ -270,7 +265,7 @@ static void check_superseded(state *s, bool is_named)
         mark(s, (wish){.t = &s->talk, .name = "fork"});
     }
     help_keep_talk(s, &s->other, 1, 640); /* the same tokens, and more */
-    age_all(s, 7200);
+    help_age_all(s, "", 7200);
     sweep(s);
     char hex[65], path[200];
     mx_hash256_hex(&tail, hex);
@@ -432,14 +427,14 @@ static void test_time_to_live(void **arg)
     mark(s, (wish){.t = &s->talk, .name = "short", .ttl_s = 3600});
     mark(s, (wish){.t = &s->talk, .name = "long", .ttl_s = 9 * DAY_S});
     mark(s, (wish){.t = &s->other, .name = "pinned", .ttl_s = 1, .pin = true});
-    age_all(s, 3000);
+    help_age_all(s, "", 3000);
     gc(s, UINT64_MAX, 0);
     assert_int_equal(count(s, ".bookmark"), 3);
-    age_all(s, 7200);
+    help_age_all(s, "", 7200);
     sweep(s);
     assert_int_equal(count(s, ".bookmark"), 2);
     assert_int_equal(help_find_talk(s, &s->talk), 300);
-    age_all(s, 10 * DAY_S);
+    help_age_all(s, "", 10 * DAY_S);
     mx_cold *c = help_open_settled(&s->cfg);
     mx_hash256 entry;
     assert_true(mx_cold_take_expired(c, &entry)); /* for the tier in RAM */
@@ -503,7 +498,7 @@ static void keep_two(state *s)
     help_keep_talk(s, &s->other, 2, 300);
     mark(s, (wish){.t = &s->talk, .name = "one", .ttl_s = 3600});
     mark(s, (wish){.t = &s->other, .name = "two", .ttl_s = 3600});
-    age_all(s, 7200);
+    help_age_all(s, "", 7200);
 }
 
 /* Others may take long to go. */
@@ -536,7 +531,7 @@ static void test_sessions_at_one_point_expire_together(void **arg)
     help_keep_talk(s, &s->talk, 1, 300);
     mark(s, (wish){.t = &s->talk, .name = "one", .ttl_s = 3600});
     mark(s, (wish){.t = &s->talk, .name = "fork", .ttl_s = 3600});
-    age_all(s, 7200);
+    help_age_all(s, "", 7200);
     assert_int_equal(expire(s, false, tell), 1);
     assert_int_equal(count(s, ".bookmark"), 0);
     assert_int_equal(count(s, ".page"), 0);
@@ -575,7 +570,7 @@ static void test_a_session_that_comes_back_too_late_keeps_its_name(void **arg)
     help_keep_talk(s, &s->talk, 1, 300);
     help_keep_talk(s, &s->other, 2, 300);
     mark(s, (wish){.t = &s->talk, .name = "back", .ttl_s = 3600});
-    age_all(s, 7200);
+    help_age_all(s, "", 7200);
     mx_cold_fileops ops = mx_cold_real_fileops;
     ops.open = open_and_return;
     returning = s;
@@ -596,7 +591,7 @@ static void test_a_session_that_comes_back_keeps_its_name(void **arg)
     mx_hash256_hex(&s->talk.ids[4], hex);
     snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
     assert_int_equal(unlink(path), 0);
-    age_all(s, 7200);
+    help_age_all(s, "", 7200);
     help_spill_aged(s, "sessions/.tmp-1", 9 * DAY_S); /* goes before it */
     mx_cold_fileops ops = mx_cold_real_fileops;
     ops.unlink = unlink_and_return;
@@ -607,7 +602,7 @@ static void test_a_session_that_comes_back_keeps_its_name(void **arg)
     assert_null(returning);
     assert_int_equal(count(s, ".bookmark"), 1);
     help_each_file(s->root_dir, ".session", remove_it, NULL);
-    age_all(s, 7200);
+    help_age_all(s, "", 7200);
     sweep(s);
     assert_int_equal(count(s, ".bookmark"), 0);
 }
@@ -644,7 +639,7 @@ static void test_damaged_bookmarks(void **arg)
     help_spill(path, bytes, sizeof bytes);
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
-    age_all(s, 9 * DAY_S);
+    help_age_all(s, "", 9 * DAY_S);
     gc(s, UINT64_MAX, DAY_S);
     assert_int_equal(count(s, ".page"), 0);
     assert_int_equal(count(s, ".bookmark"), 1);

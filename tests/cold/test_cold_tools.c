@@ -15,11 +15,6 @@ enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
 
 typedef help_bed state;
 
-static void age_all(const state *s, const char *suffix, int64_t age_s)
-{
-    help_each_file(s->root_dir, suffix, help_age, &age_s);
-}
-
 /* A file of ours without meaning. */
 static mx_cold_counts gc(const state *s, uint64_t max_bytes, uint64_t ttl_s)
 {
@@ -61,9 +56,9 @@ static void test_gc_knows_the_time_to_live(void **arg)
 {
     state *s = *arg;
     help_keep_talk(s, &s->talk, 1, 300);
-    age_all(s, "", 40 * DAY_S);
+    help_age_all(s, "", 40 * DAY_S);
     help_keep_talk(s, &s->other, 2, 200);
-    age_all(s, ".session", 60 * DAY_S); /* of the other, too: its pages are young */
+    help_age_all(s, ".session", 60 * DAY_S); /* of the other, too: its pages are young */
     assert_int_equal(gc(s, UINT64_MAX, 0).n_files, 0);
     assert_int_equal(gc(s, UINT64_MAX, 41 * DAY_S).n_files, 0);
     help_spill_aged(s, "quarantine/young", 29 * DAY_S);
@@ -97,7 +92,7 @@ static void test_gc_leaves_the_manifest_of_what_is_used(void **arg)
     state *s = *arg;
     help_keep_talk(s, &s->talk, 1, 100);
     help_keep_talk(s, &s->other, 2, 640);
-    age_all(s, ".session", 9000);
+    help_age_all(s, ".session", 9000);
     assert_int_equal(help_find_talk(s, &s->talk), 100);
     gc(s, 5 * FILE_BYTES, 0);
     talk_cut(&s->talk, 90);

@@ -147,18 +147,13 @@ static void test_write_budget(void **arg)
 
 /* ---- time ------------------------------------------------------------------------------------- */
 
-static void age_all(const state *s, const char *suffix, int64_t age_s)
-{
-    help_each_file(s->root_dir, suffix, help_age, &age_s);
-}
-
 static void test_ttl(void **arg)
 {
     state *s = *arg;
     mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 300);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
-    age_all(s, "", 40 * DAY_S);
+    help_age_all(s, "", 40 * DAY_S);
     assert_true(mx_cold_sweep(c, 20000000));
     mx_cold_close(c);
     assert_int_equal(help_count(s->root_dir, ".page"), 5); /* the default: never */
@@ -169,8 +164,8 @@ static void test_ttl(void **arg)
     assert_int_equal(help_write_talk(c, &s->other), MX_OK);
     mx_cold_close(c);
     s->cfg.ttl_s = 50 * DAY_S;
-    age_all(s, "", 40 * DAY_S);
-    age_all(s, ".session", 60 * DAY_S); /* older than the pages that they name: they stay */
+    help_age_all(s, "", 40 * DAY_S);
+    help_age_all(s, ".session", 60 * DAY_S); /* older than the pages that they name: they stay */
     c = help_open_settled(&s->cfg);
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(stats_of(c).files_expired, 0);
@@ -193,14 +188,14 @@ static void test_ttl(void **arg)
         help_age(path, &age);
     }
     mx_cold_close(c);
-    age_all(s, ".session", 31 * DAY_S);
+    help_age_all(s, ".session", 31 * DAY_S);
     c = help_open_settled(&s->cfg);
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(stats_of(c).files_expired + help_count(s->root_dir, ".page"), 3 + 4);
     assert_int_equal(help_read_talk(c, &s->talk, 100), 0);
     assert_int_equal(help_read_talk(c, &s->other, 200), 200);
 
-    age_all(s, "", -1000 * DAY_S); /* as young as can be */
+    help_age_all(s, "", -1000 * DAY_S); /* as young as can be */
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(help_count(s->root_dir, ".page"), 4);
     mx_cold_close(c);
