@@ -21,9 +21,7 @@ static int setup(void **arg)
 
 static void page_path(const help_bed *s, size_t page, char path[700])
 {
-    char hex[65];
-    mx_hash256_hex(&s->talk.ids[page], hex);
-    snprintf(path, 700, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    help_page_path(s, &s->talk.ids[page], path);
 }
 
 static void put_sum(uint8_t *at, const uint8_t *bytes, size_t n)

@@ -219,9 +219,9 @@ static void test_partial_page_outlives_an_unnamed_full_one(void **arg)
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     talk_cut(&s->talk, 128 + 5);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
-    mx_hash256_hex(&s->talk.ids[2], hex);
-    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    help_page_path(s, &s->talk.ids[2], path);
     assert_int_equal(unlink(path), 0);
+    mx_hash256_hex(&s->talk.ids[2], hex);
     snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
     assert_int_equal(unlink(path), 0);
     sweep(c);
@@ -246,9 +246,8 @@ static void test_superfluous_manifests_go(void **arg)
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
     /* Its first page is gone: the rest can never be reached. */
-    char hex[65], path[700];
-    mx_hash256_hex(&s->talk.ids[0], hex);
-    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    char path[700];
+    help_page_path(s, &s->talk.ids[0], path);
     assert_int_equal(unlink(path), 0);
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".session"), 0);
@@ -338,7 +337,7 @@ static void test_manifest_of_another_version_stays(void **arg)
     memcpy(bytes + 240, sum.b, sizeof sum.b);
     help_spill(path, bytes, n);
     char page[700];
-    snprintf(page, sizeof page, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    help_page_path(s, &s->talk.ids[1], page);
     assert_int_equal(unlink(page), 0);
     c = help_open_settled(&s->cfg);
     sweep(c);

@@ -181,10 +181,9 @@ static void test_ttl(void **arg)
     c = help_open_settled(&writer);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     for (size_t i = 0; i < s->talk.n_ids; i++) {
-        char hex[65], path[700];
+        char path[700];
         int64_t age = 31 * DAY_S;
-        mx_hash256_hex(&s->talk.ids[i], hex);
-        snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+        help_page_path(s, &s->talk.ids[i], path);
         help_age(path, &age);
     }
     mx_cold_close(c);
