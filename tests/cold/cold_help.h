@@ -568,6 +568,31 @@ HELP void help_page_path(const help_bed *s, const mx_hash256 *id, char path[700]
     snprintf(path, 700, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
 }
 
+typedef struct help_used {
+    int64_t since_s;
+    size_t n;
+} help_used;
+
+HELP void help_count_used(const char *path, void *arg)
+{
+    help_used *u = arg;
+    struct stat st;
+    u->n += lstat(path, &st) == 0 && st.st_mtim.tv_sec >= u->since_s;
+}
+
+/* The reader says behind its answer that it has used n pages, with the time that its clock shows: waits
+ * for that. */
+HELP void help_wait_used(const help_bed *s, size_t n, int64_t since_s)
+{
+    help_used u = {.since_s = since_s};
+    for (int i = 0; i < 20000 && u.n < n; i++) {
+        usleep(1000);
+        u.n = 0;
+        help_each_file(s->root_dir, ".page", help_count_used, &u);
+    }
+    assert_int_equal(u.n, n);
+}
+
 HELP bool help_is_there(const help_bed *s, const char *name)
 {
     char path[700];

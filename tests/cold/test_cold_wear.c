@@ -171,7 +171,7 @@ static void test_ttl(void **arg)
     assert_int_equal(stats_of(c).files_expired, 0);
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
     assert_int_equal(help_read_talk(c, &s->other, 200), 200); /* used: young again */
-    usleep(100000);                                            /* behind the answer */
+    help_wait_used(s, 4, time(NULL) - 60);
     mx_cold_close(c);
 
     s->cfg.ttl_s = 30 * DAY_S;
