@@ -7,6 +7,10 @@
 
 #include "tiny_gguf.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 typedef struct tiny {
     const char *name;
     mx_tiny_spec spec;
@@ -67,5 +71,16 @@ static const tiny tinies[] = {
                    .gdn_v_heads = 6, .gdn_dim = 16, .gdn_taps = 3, .has_ssm_ba = true,
                    .has_ssm_in = true, .seed = 22}},
 };
+
+MX_UNUSED static mx_tiny_spec tiny_named(const char *name)
+{
+    for (size_t i = 0; i < MX_COUNT(tinies); i++) {
+        if (strcmp(tinies[i].name, name) == 0) {
+            return tinies[i].spec;
+        }
+    }
+    fprintf(stderr, "there is no tiny model %s\n", name);
+    abort();
+}
 
 #endif

@@ -22,8 +22,7 @@ typedef struct service {
  * s->g.cfg before. */
 MX_UNUSED static void service_open(service *s, mx_tiny_spec spec)
 {
-    spec.is_tied = false;
-    spec.n_ctx = spec.n_ctx > 2048 ? spec.n_ctx : 2048;
+    spec = rig_spec_of(spec, spec.n_ctx > 2048 ? spec.n_ctx : 2048);
     rig_open(&s->g, &spec, 1, 0);
 }
 

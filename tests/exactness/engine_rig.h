@@ -52,6 +52,20 @@ MX_UNUSED static void rig_stop(rig *g)
     g->engine = NULL;
 }
 
+/* The tiny model with a context of so many tokens. Tied and untrained, it would repeat the last token
+ * for ever. */
+MX_UNUSED static mx_tiny_spec rig_spec_of(mx_tiny_spec s, uint32_t n_ctx)
+{
+    s.n_ctx = n_ctx;
+    s.is_tied = false;
+    return s;
+}
+
+MX_UNUSED static mx_tiny_spec rig_spec(uint32_t n_ctx)
+{
+    return rig_spec_of(mx_tiny_default(), n_ctx);
+}
+
 /* A new folder for a model file and a cache. */
 MX_UNUSED static void rig_folder(char out[64])
 {
@@ -99,6 +113,14 @@ MX_UNUSED static void rig_open(rig *g, const mx_tiny_spec *spec, unsigned n_thre
     char folder[64];
     rig_folder(folder);
     rig_open_at(g, folder, spec, NULL, n_threads, budget_pages);
+}
+
+/* An engine on the tiny model that is running, with plenty of room and without a folder. */
+MX_UNUSED static void rig_run(rig *g, uint32_t n_ctx)
+{
+    mx_tiny_spec spec = rig_spec(n_ctx);
+    rig_open(g, &spec, 1, 0);
+    rig_start(g);
 }
 
 MX_UNUSED static void rig_close(rig *g)

@@ -12,9 +12,7 @@
 
 static mx_tiny_spec small_model(void)
 {
-    mx_tiny_spec s = mx_tiny_default();
-    s.n_ctx = 2048;
-    s.is_tied = false; /* tied and untrained, it would repeat the last token for ever */
+    mx_tiny_spec s = rig_spec(2048);
     s.type = MX_Q8_0;
     return s;
 }

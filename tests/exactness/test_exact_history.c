@@ -483,16 +483,7 @@ static void run_histories(const history *h, unsigned n)
 
 static mx_tiny_spec tiny_of(const char *name)
 {
-    for (size_t i = 0; i < MX_COUNT(tinies); i++) {
-        if (strcmp(tinies[i].name, name) == 0) {
-            mx_tiny_spec s = tinies[i].spec;
-            s.n_ctx = 1024;
-            s.is_tied = false; /* tied and untrained, it would repeat the last token for ever */
-            return s;
-        }
-    }
-    fail_msg("there is no tiny model %s", name);
-    return mx_tiny_default();
+    return rig_spec_of(tiny_named(name), 1024);
 }
 
 static void attention(void **state)

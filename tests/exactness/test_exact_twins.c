@@ -9,9 +9,7 @@ enum { N_PROMPT = 1500, N_ANSWER = 12 };
 
 static mx_tiny_spec model_spec(void)
 {
-    mx_tiny_spec s = mx_tiny_default();
-    s.n_ctx = 2048;
-    s.is_tied = false; /* tied and untrained, it would repeat the last token for ever */
+    mx_tiny_spec s = rig_spec(2048);
     s.type = MX_Q8_0;
     return s;
 }

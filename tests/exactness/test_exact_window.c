@@ -13,16 +13,7 @@ enum { N_CTX = 2048, N_LONG = 1500 };
 
 static mx_tiny_spec gemma3(void)
 {
-    for (size_t i = 0; i < MX_COUNT(tinies); i++) {
-        if (strcmp(tinies[i].name, "gemma3") == 0) {
-            mx_tiny_spec s = tinies[i].spec;
-            s.n_ctx = N_CTX;
-            s.is_tied = false;
-            return s;
-        }
-    }
-    fail_msg("there is no tiny gemma3");
-    return mx_tiny_default();
+    return rig_spec_of(tiny_named("gemma3"), N_CTX);
 }
 
 typedef struct usage {

@@ -75,9 +75,7 @@ static mx_cold_fileops ops;
 
 MX_UNUSED static void open_rig(rig *g, size_t budget_pages)
 {
-    mx_tiny_spec spec = mx_tiny_default();
-    spec.n_ctx = 2048;
-    spec.is_tied = false;
+    mx_tiny_spec spec = rig_spec(2048);
     rig_open(g, &spec, 1, budget_pages);
     ops = mx_cold_real_fileops;
     ops.preadv = tap_preadv;

@@ -8,21 +8,11 @@
 #include "gguf/gguf.h"
 #include "sched/sched_internal.h"
 
-static mx_tiny_spec spec_of(uint32_t n_ctx)
-{
-    mx_tiny_spec s = mx_tiny_default();
-    s.n_ctx = n_ctx;
-    s.is_tied = false; /* tied and untrained, it would repeat the last token for ever */
-    return s;
-}
-
 static void limits_are_refused_with_numbers(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(256);
     rig g;
-    rig_open(&g, &spec, 1, 0);
-    rig_start(&g);
+    rig_run(&g, 256);
     mx_engine_stats stats; /* all there from the first moment */
     mx_engine_get_stats(g.engine, &stats);
     assert_true(stats.kv_pages_max > 0 && stats.kv_page_bytes > 0);
@@ -50,10 +40,8 @@ static void limits_are_refused_with_numbers(void **state)
 static void context_end_is_a_length_finish(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(256);
     rig g;
-    rig_open(&g, &spec, 1, 0);
-    rig_start(&g);
+    rig_run(&g, 256);
     int32_t prompt[256];
     random_prompt(prompt, 256, 1);
     question q = {.prompt = prompt, .n_prompt = 250, .max_tokens = UINT32_MAX};
@@ -75,10 +63,8 @@ static void context_end_is_a_length_finish(void **state)
 static void stop_string_ends_the_answer(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
     rig g;
-    rig_open(&g, &spec, 1, 0);
-    rig_start(&g);
+    rig_run(&g, 512);
     int32_t prompt[20];
     random_prompt(prompt, 20, 1);
     question q = {.prompt = prompt, .n_prompt = 20, .max_tokens = 200, .seed = 4};
@@ -114,10 +100,8 @@ static void stop_string_ends_the_answer(void **state)
 static void the_beginning_of_a_stop_string_is_text(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
     rig g;
-    rig_open(&g, &spec, 1, 0);
-    rig_start(&g);
+    rig_run(&g, 512);
     int32_t prompt[20];
     random_prompt(prompt, 20, 1);
     question q = {.prompt = prompt, .n_prompt = 20, .max_tokens = 40, .seed = 4};
@@ -147,10 +131,8 @@ static void the_beginning_of_a_stop_string_is_text(void **state)
 static void ids_come_without_logprobs(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
     rig g;
-    rig_open(&g, &spec, 1, 0);
-    rig_start(&g);
+    rig_run(&g, 512);
     int32_t prompt[20];
     random_prompt(prompt, 20, 1);
     question q = {.prompt = prompt, .n_prompt = 20, .max_tokens = 90, .seed = 4};
@@ -180,7 +162,7 @@ static void ids_come_without_logprobs(void **state)
 static void unread_ids_count(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
+    mx_tiny_spec spec = rig_spec(512);
     rig g;
     rig_open(&g, &spec, 1, 0);
     rig_start(&g);
@@ -215,7 +197,7 @@ static void unread_ids_count(void **state)
 static void policies_store_what_they_say(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
+    mx_tiny_spec spec = rig_spec(512);
     rig g;
     rig_open(&g, &spec, 1, 0);
     g.cfg.cold_mode = MX_COLD_ON;
@@ -256,7 +238,7 @@ static void policies_store_what_they_say(void **state)
 static void salts_isolate(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
+    mx_tiny_spec spec = rig_spec(512);
     rig g;
     rig_open(&g, &spec, 1, 0);
     g.cfg.cold_mode = MX_COLD_ON;
@@ -290,7 +272,7 @@ static void salts_isolate(void **state)
 static void non_finite_ends_one_request(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
+    mx_tiny_spec spec = rig_spec(512);
     rig g;
     rig_open(&g, &spec, 2, 0);
     mx_model_destroy(g.model);
@@ -337,7 +319,7 @@ static void non_finite_ends_one_request(void **state)
 static void full_queue_is_refused(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
+    mx_tiny_spec spec = rig_spec(512);
     rig g;
     rig_open(&g, &spec, 1, 0);
     g.cfg.max_running = 1;
@@ -369,7 +351,7 @@ static void full_queue_is_refused(void **state)
 static void stopping_ends_everything(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
+    mx_tiny_spec spec = rig_spec(512);
     for (int drain = 0; drain < 2; drain++) {
         rig g;
         rig_open(&g, &spec, 2, 0);
@@ -421,7 +403,7 @@ static void look_at_run(void *arg, const mx_engine_view *view)
 static void waiting_in_line_is_no_pause(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(2048);
+    mx_tiny_spec spec = rig_spec(2048);
     rig g;
     rig_open(&g, &spec, 1, 28);
     rig_start(&g);
@@ -457,10 +439,8 @@ static void numbers_add_up(void **state)
 {
     (void)state;
     enum { N = 100, N_ANSWER = 20 };
-    mx_tiny_spec spec = spec_of(256);
     rig g;
-    rig_open(&g, &spec, 1, 0);
-    rig_start(&g);
+    rig_run(&g, 256);
     int32_t prompt[N];
     random_prompt(prompt, N, 3);
     question q = {.prompt = prompt, .n_prompt = N, .max_tokens = N_ANSWER};
@@ -537,7 +517,7 @@ static void come_until_full(void *arg, const mx_engine_view *view)
 static void line_is_as_long_as_said(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(256);
+    mx_tiny_spec spec = rig_spec(256);
     rig g;
     rig_open(&g, &spec, 1, 0);
     g.cfg.max_queued = 3;
@@ -561,10 +541,8 @@ static void line_is_as_long_as_said(void **state)
 static void stopping_forgets_nobody(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(256);
     rig g;
-    rig_open(&g, &spec, 1, 0);
-    rig_start(&g);
+    rig_run(&g, 256);
     int32_t prompt[10];
     random_prompt(prompt, 10, 1);
     latecomers l = {.g = &g, .q = {.prompt = prompt, .n_prompt = 10, .max_tokens = 5}};

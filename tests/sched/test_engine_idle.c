@@ -7,14 +7,6 @@
 
 #include "hybrid_model.h"
 
-static mx_tiny_spec spec_of(uint32_t n_ctx)
-{
-    mx_tiny_spec s = mx_tiny_default();
-    s.n_ctx = n_ctx;
-    s.is_tied = false;
-    return s;
-}
-
 static void submit_idle(rig *g, const int32_t *prompt, size_t n)
 {
     mx_request *r;
@@ -82,7 +74,7 @@ static void next_turn_is_exact(rig *opened)
 static void attention_is_exact(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(512);
+    mx_tiny_spec spec = rig_spec(512);
     rig g;
     rig_open(&g, &spec, 2, 0);
     next_turn_is_exact(&g);
@@ -112,7 +104,7 @@ static void begin_idle(rig *g, const int32_t *prompt, size_t n, uint64_t attempt
 static void gives_way(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(8192);
+    mx_tiny_spec spec = rig_spec(8192);
     rig g;
     rig_open(&g, &spec, 1, 3000);
     rig_start(&g);
@@ -148,7 +140,7 @@ static void gives_way(void **state)
 static void next_turn_overtakes(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(8192);
+    mx_tiny_spec spec = rig_spec(8192);
     rig g;
     rig_open(&g, &spec, 1, 3000);
     rig_start(&g);
@@ -178,7 +170,7 @@ static void next_turn_overtakes(void **state)
 static void takes_nobodys_place(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(2048);
+    mx_tiny_spec spec = rig_spec(2048);
     rig g;
     rig_open(&g, &spec, 1, 30);
     rig_start(&g);
@@ -217,7 +209,7 @@ static void takes_nobodys_place(void **state)
 static void line_is_bounded(void **state)
 {
     (void)state;
-    mx_tiny_spec spec = spec_of(8192);
+    mx_tiny_spec spec = rig_spec(8192);
     rig g;
     rig_open(&g, &spec, 1, 2000);
     rig_start(&g);
