@@ -343,6 +343,15 @@ MX_UNUSED static void answer_free(answer *a)
     *a = (answer){0};
 }
 
+/* Where only the end matters. */
+MX_UNUSED static void await_end(asking *a, mx_finish want)
+{
+    answer got;
+    await(a, &got);
+    assert_int_equal(got.finish, want);
+    answer_free(&got);
+}
+
 MX_UNUSED static void ask_and_wait(rig *g, const question *q, answer *out)
 {
     asking a;

@@ -340,10 +340,7 @@ static void full_queue_is_refused(void **state)
     assert_non_null(strstr(eb.text, "--max-queued"));
     assert_true(n >= 2 && n < 8);
     for (size_t i = 0; i < n; i++) {
-        answer got;
-        await(&a[i], &got);
-        assert_int_equal(got.finish, MX_FINISH_LENGTH);
-        answer_free(&got);
+        await_end(&a[i], MX_FINISH_LENGTH);
     }
     rig_close(&g);
 }
@@ -412,7 +409,6 @@ static void waiting_in_line_is_no_pause(void **state)
     question q = {.prompt = prompt, .n_prompt = 10, .max_tokens = 1600, .no_logprobs = true};
     question unread = {.prompt = prompt, .n_prompt = 9, .max_tokens = 1600, .seed = 3};
     asking a, b;
-    answer got;
     ask(&g, &a, &q);
     ask(&g, &b, &unread);
     glance l = {.r = b.request};
@@ -425,12 +421,8 @@ static void waiting_in_line_is_no_pause(void **state)
         was_paused = was_paused || l.paused_since_us != 0;
     } while (!was_paused || l.state != MX_RUN_QUEUED);
     assert_int_equal(l.paused_since_us, 0);
-    await(&a, &got);
-    assert_int_equal(got.finish, MX_FINISH_LENGTH);
-    answer_free(&got);
-    await(&b, &got);
-    assert_int_equal(got.finish, MX_FINISH_LENGTH);
-    answer_free(&got);
+    await_end(&a, MX_FINISH_LENGTH);
+    await_end(&b, MX_FINISH_LENGTH);
     rig_close(&g);
 }
 
@@ -529,10 +521,7 @@ static void line_is_as_long_as_said(void **state)
     assert_int_equal(l.err, MX_E_FULL);
     assert_int_equal(l.n, 3);
     for (size_t i = 0; i < l.n; i++) {
-        answer got;
-        await(&l.a[i], &got);
-        assert_int_equal(got.finish, MX_FINISH_LENGTH);
-        answer_free(&got);
+        await_end(&l.a[i], MX_FINISH_LENGTH);
     }
     rig_close(&g);
 }
