@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "sched/engine.h"
+#include "sched/sched_internal.h"
 #include "tiny_gguf.h"
 
 #include <pthread.h>
@@ -29,6 +30,7 @@ typedef struct rig {
     mx_model *model;
     mx_engine *engine;
     mx_engine_config cfg;
+    bool is_writing; /* of rig_wait_written */
 } rig;
 
 MX_UNUSED static void rig_must(mx_err err, const mx_errbuf *eb, const char *what)
@@ -146,6 +148,25 @@ MX_UNUSED static void rig_close(rig *g)
             mx_engine_get_stats((g)->engine, s);                                                   \
         }                                                                                          \
     } while (0)
+
+MX_UNUSED static void rig_look_at_writes(void *arg, const mx_engine_view *view)
+{
+    (void)view;
+    rig *g = arg;
+    g->is_writing = mx_ticket_is_writing(g->engine);
+}
+
+/* Until the cold tier has written or refused all that belongs to the answers that have ended, and the
+ * engine has noticed. Asked on the engine's thread, which has handed it over by then. */
+MX_UNUSED static void rig_wait_written(rig *g)
+{
+    const uint64_t until_us = mx_now_us() + 60 * 1000000ull;
+    do {
+        assert_true(mx_now_us() < until_us);
+        assert_int_equal(mx_engine_call(g->engine, rig_look_at_writes, g), MX_OK);
+        (void)mx_cold_flush(mx_engine_cold(g->engine), 60 * 1000000);
+    } while (g->is_writing);
+}
 
 /* ---- asking ----------------------------------------------------------------------------------- */
 

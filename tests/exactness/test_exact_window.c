@@ -35,9 +35,7 @@ static usage usage_of(rig *g)
 {
     usage u = {0};
     if (mx_engine_cold(g->engine) != NULL) { /* its queue holds pages */
-        assert_true(mx_cold_flush(mx_engine_cold(g->engine), 60 * 1000000));
-        assert_int_equal(mx_engine_call(g->engine, measure, &u), MX_OK);
-        usleep(300000);
+        rig_wait_written(g);
     }
     assert_int_equal(mx_engine_call(g->engine, measure, &u), MX_OK);
     return u;

@@ -234,7 +234,7 @@ static void pages_that_cannot_be_read_are_written_anew(void **state)
     assert_int_equal(s.cache_mode, MX_MODE_COLD);
     s = ask_both(&g, &other, "another file", &us);
     assert_int_equal(s.cache_mode, MX_MODE_SSD);
-    wait_written(&g);
+    rig_wait_written(&g);
     mx_cold_stats c = cold_stats(&g);
     assert_false(c.is_degraded);
     assert_true(c.pages_written >= 1);
@@ -256,7 +256,7 @@ static void what_was_removed_is_stored_again(void **state)
     uint64_t us;
     rig_start(&g);
     ask_both(&g, &p, "first", &us);
-    wait_written(&g);
+    rig_wait_written(&g);
     uint64_t files, bytes;
     mx_errbuf eb = {{0}};
     rig_must(mx_cold_remove_all(g.cache_dir, NULL, &files, &bytes, &eb), &eb, "remove");
@@ -282,13 +282,13 @@ static void repetition_writes_nothing(void **state)
     uint64_t us;
     rig_start(&g);
     ask_both(&g, &p, "first", &us);
-    wait_written(&g);
+    rig_wait_written(&g);
     long syncs = atomic_load(&n_syncs), writes = atomic_load(&n_writes);
     long touches = atomic_load(&n_touches);
     for (int i = 0; i < 5; i++) {
         ask_both(&g, &p, "again", &us);
     }
-    wait_written(&g);
+    rig_wait_written(&g);
     assert_int_equal(atomic_load(&n_syncs) - syncs, 0);
     assert_int_equal(atomic_load(&n_writes) - writes, 0);
     assert_int_equal(atomic_load(&n_touches) - touches, 0);
@@ -312,7 +312,7 @@ static void wrong_bit_is_noticed(void **state)
     mx_engine_stats st;
     rig_start(&g);
     ask_both(&g, &p, "first", &us);
-    wait_written(&g);
+    rig_wait_written(&g);
     mx_request_stats s = ask_both(&g, &p, "from RAM", &us);
     assert_int_equal(s.cache_mode, MX_MODE_WARM_PREFIX);
     rig_stop(&g);
@@ -323,7 +323,7 @@ static void wrong_bit_is_noticed(void **state)
     assert_true(st.n_verified >= 1);
     assert_int_equal(st.n_verify_failed, 0);
 
-    wait_written(&g);
+    rig_wait_written(&g);
     atomic_store(&spoil, true);
     s = ask_both(&g, &p, "spoilt", &us);
     assert_int_equal(s.cache_mode, MX_MODE_COLD);
@@ -395,7 +395,7 @@ static void check_replaced(rig *g, const char *suffix, uint64_t position)
     mx_engine_stats st;
     rig_start(g);
     ask_both(g, &p, "first", &us);
-    wait_written(g);
+    rig_wait_written(g);
     rig_stop(g);
     spoil(g, suffix, position);
     assert_true(n_spoilt > 0);
@@ -405,10 +405,10 @@ static void check_replaced(rig *g, const char *suffix, uint64_t position)
     assert_int_equal(s.cache_mode, MX_MODE_COLD);
     mx_engine_get_stats(g->engine, &st);
     assert_int_equal(st.n_verify_failed, 1);
-    wait_written(g);
+    rig_wait_written(g);
     assert_int_equal(cold_stats(g).quarantined, 1);
     ask_both(g, &p, "computed and stored", &us);
-    wait_written(g);
+    rig_wait_written(g);
     rig_stop(g);
     rig_start(g);
     s = ask_both(g, &p, "right", &us);
@@ -464,7 +464,7 @@ static void wrong_states_are_replaced(void **state)
     mx_engine_stats st;
     rig_start(&g);
     ask_both(&g, &p, "first", &us);
-    wait_written(&g);
+    rig_wait_written(&g);
     rig_stop(&g);
     spoil(&g, ".state", ANY);
     unsigned n_wrong = n_spoilt;
@@ -472,7 +472,7 @@ static void wrong_states_are_replaced(void **state)
     rig_start(&g);
     for (unsigned i = 0; i <= n_wrong; i++) {
         ask_both(&g, &p, "wrong or computed", &us);
-        wait_written(&g);
+        rig_wait_written(&g);
     }
     mx_engine_get_stats(g.engine, &st);
     assert_true(st.n_verify_failed >= 1 && st.n_verify_failed <= n_wrong);
@@ -528,7 +528,7 @@ static void manifest_names_all_states(void **state)
         p.q.n_prompt = i * N_PROMPT / 3;
         p.q.max_tokens = 1;
         ask_both(&g, &p, "a piece more", &us);
-        wait_written(&g);
+        rig_wait_written(&g);
     }
     mx_cold_stats s = cold_stats(&g);
     assert_int_equal(s.write_failures, 0);

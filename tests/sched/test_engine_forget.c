@@ -91,9 +91,9 @@ static void check_deleted_while_it_waits(bool all)
         assert_int_equal(forget(&g, all ? NULL : &l.ids[i], 5000000), MX_OK);
     }
     assert_int_equal(entries_of(&g).n, 0);
-    wait_written(&g);
+    rig_wait_written(&g);
     mx_engine_stats s;
-    mx_engine_get_stats(g.engine, &s);
+    RIG_WAIT_STATS(&g, &s, s.bank.n_pages == 0);
     assert_int_equal(s.bank.n_pages, 0); /* no ticket has held one */
     rig_stop(&g);
     assert_int_equal(count_files(&g, ".page"), 0);
@@ -147,7 +147,7 @@ static void session_is_deleted_while_it_waits(void **state)
     open_tap();
     assert_int_equal(mx_engine_forget_session(g.engine, last, 5000000, &n, &eb), MX_OK);
     assert_int_equal(entries_of(&g).n, 0);
-    wait_written(&g);
+    rig_wait_written(&g);
     rig_stop(&g);
     assert_int_equal(count_files(&g, ".page"), 0);
     assert_int_equal(count_files(&g, ".session"), 0);
@@ -168,7 +168,7 @@ static void deleted_entry_is_not_stored_again(void **state)
     mx_errbuf eb = {{0}};
     rig_start(&g);
     ask_both(&g, &p, "first", &us);
-    wait_written(&g);
+    rig_wait_written(&g);
     entries l = entries_of(&g);
     rig_must(mx_cold_remove_all(g.cache_dir, NULL, &files, &bytes, &eb), &eb, "remove");
     close_tap(&g);
@@ -179,7 +179,7 @@ static void deleted_entry_is_not_stored_again(void **state)
         assert_int_equal(forget(&g, &l.ids[i], 200000), MX_E_BUSY);
     }
     open_tap();
-    wait_written(&g);
+    rig_wait_written(&g);
     rig_stop(&g);
     assert_int_equal(count_files(&g, ".session"), 2); /* of the other one */
     assert_int_equal(count_files(&g, ".page"), 5);
@@ -246,7 +246,7 @@ static void a_pinned_session_is_pinned_where_it_stands(void **state)
     p.q.session = "kept";
     p.q.n_prompt = N_PROMPT / 2;
     ask_both(&g, &p, "first", &us);
-    wait_written(&g);
+    rig_wait_written(&g);
     assert_int_equal(change_session(&g, "kept", set_pin, &b), MX_OK);
     assert_int_equal(b.n_tokens, N_PROMPT / 2 + 19);
     rig_stop(&g);
@@ -264,7 +264,7 @@ static void a_pinned_session_is_pinned_where_it_stands(void **state)
     p.q.n_prompt = N_PROMPT - 50;
     ask_both(&g, &p, "another session", &us);
     assert_int_equal(pins_of(&g).n_tokens, N_PROMPT + 19);
-    wait_written(&g);
+    rig_wait_written(&g);
     assert_int_equal(change_session(&g, "kept", set_pin, &b), MX_OK);
     assert_int_equal(b.n_tokens, N_PROMPT + 19); /* the folder's has moved, too */
     rig_close(&g);
@@ -290,7 +290,7 @@ static void an_expired_session_leaves_ram(void **state)
     rig_start(&g);
     p.q.session = "short";
     ask_both(&g, &p, "first", &us);
-    wait_written(&g);
+    rig_wait_written(&g);
     assert_true(entries_of(&g).n >= 2);
     assert_int_equal(change_session(&g, "short", let_rest, NULL), MX_OK);
     sleep(2);
