@@ -98,6 +98,23 @@ static void write_whole(state *s, mx_cold *c, int w, int which)
     }
 }
 
+/* What could be the reason that too little came back. */
+static void print_state(const state *s, mx_cold *c)
+{
+    mx_cold_stats st;
+    mx_cold_get_stats(c, &st);
+    print_message("quarantined %llu, swept %llu, degraded: \"%s\"\n", (unsigned long long)st.quarantined,
+                  (unsigned long long)st.files_swept, st.is_degraded ? st.degraded_reason : "");
+    for (size_t i = 0; i < s->talk.n_ids; i++) {
+        char path[700];
+        struct stat now = {0};
+        help_page_path(s, &s->talk.ids[i], path);
+        int rc = stat(path, &now);
+        print_message("page %zu: %s, %lld bytes, %s to this process\n", i, rc == 0 ? "there" : "absent",
+                      (long long)now.st_size, mx_cold_has_page(c, &s->talk.ids[i]) ? "there" : "absent");
+    }
+}
+
 /* All conversations of all, without the last `less` tokens. */
 static void read_all(state *s, mx_cold *c, int n_workers, size_t less)
 {
@@ -110,6 +127,8 @@ static void read_all(state *s, mx_cold *c, int n_workers, size_t less)
             if (got < want) { /* with states it may be more: of a shorter one that was written, too */
                 print_message("conversation %d of %d: expected %zu tokens of %zu, got %zu\n", which, w, want,
                               n, got);
+                print_state(s, c);
+                print_message("a second read got %zu\n", help_read_talk(c, &s->talk, n - less));
                 fail();
             }
         }
