@@ -135,12 +135,12 @@ static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const ch
     return MX_OK;
 }
 
-/* *n_stored: how many bytes the payload has in the file. */
 static bool lacks_local(const mx_cold *c, const mx_cold_job *job)
 {
     return job->kind == MX_COLD_WRITE_PAGE && c->shape.n_local > 0 && job->local == NULL;
 }
 
+/* *n_stored: how many bytes the payload has in the file. */
 static mx_err write_payload(mx_cold *c, const mx_cold_job *job, const uint8_t *payload,
                             size_t bytes, int dir, const char *name, size_t *n_stored,
                             mx_errbuf *eb)
