@@ -83,7 +83,7 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
         mx_cold_index_set_bad(c->index, i < job->n_pages ? &job->page_ids[i]
                                                          : &job->state_ids[i - job->n_pages]);
     }
-    bool is_there = is_object(job) && mx_cold_index_has(c->index, &job->page_id);
+    bool is_there = is_object(job) && mx_cold_index_is_kept(c->index, &job->page_id);
     pthread_mutex_lock(&c->lock);
     if (atomic_load(&c->is_stopping)) {
         pthread_mutex_unlock(&c->lock);
@@ -770,7 +770,7 @@ bool mx_cold_has_whole_page(mx_cold *c, const mx_hash256 *page_id)
 
 bool mx_cold_has_page(mx_cold *c, const mx_hash256 *page_id)
 {
-    return mx_cold_index_has(c->index, page_id);
+    return mx_cold_index_is_kept(c->index, page_id);
 }
 
 mx_err mx_cold_list_turns(mx_cold *c, const mx_hash256 *root, uint64_t min_bytes,

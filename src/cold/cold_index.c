@@ -58,6 +58,7 @@ struct mx_cold_index {
     node **buckets;      /* [n_buckets], a power of two */
     size_t n_buckets, n_nodes, n_there;
     uint32_t scan;
+    bool has_failed[256]; /* an fsync of a folder, by the first byte of the names in it */
 };
 
 enum { FIRST_BUCKETS = 256 };
@@ -420,7 +421,37 @@ void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id)
     if (n != NULL) {
         n->is_tainted = true;
     }
+    ix->has_failed[id->b[0]] = true;
     pthread_mutex_unlock(&ix->lock);
+}
+
+void mx_cold_index_doubt(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    ix->has_failed[id->b[0]] = true;
+    pthread_mutex_unlock(&ix->lock);
+}
+
+static bool is_doubtful_locked(const mx_cold_index *ix, const mx_hash256 *id, const node *n)
+{
+    return ix->has_failed[id->b[0]] && (n == NULL || !n->is_synced);
+}
+
+bool mx_cold_index_is_doubtful(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    bool is_so = is_doubtful_locked(ix, id, find_locked(ix, id));
+    pthread_mutex_unlock(&ix->lock);
+    return is_so;
+}
+
+bool mx_cold_index_is_kept(mx_cold_index *ix, const mx_hash256 *id)
+{
+    pthread_mutex_lock(&ix->lock);
+    const node *n = find_locked(ix, id);
+    bool is_so = n != NULL && n->is_there && !n->is_tainted && !is_doubtful_locked(ix, id, n);
+    pthread_mutex_unlock(&ix->lock);
+    return is_so;
 }
 
 bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id)

@@ -49,14 +49,18 @@ static bool is_durable(mx_sweep *s, const mx_hash256 *id)
     if (mx_cold_index_is_synced(s->c->index, id)) {
         return true;
     }
-    if (mx_cold_index_is_tainted(s->c->index, id)) {
+    if (mx_cold_index_is_tainted(s->c->index, id) || mx_cold_index_is_doubtful(s->c->index, id)) {
         return false;
     }
     int dir = mx_cold_open_synced(s->f, MX_COLD_PAGE, id, false, &err, NULL);
-    bool is_synced = dir >= 0 && s->f->ops->fsync(dir) == 0;
-    if (dir >= 0) {
-        close(dir);
+    if (dir < 0) {
+        return false;
     }
+    bool is_synced = s->f->ops->fsync(dir) == 0;
+    if (!is_synced) {
+        mx_cold_index_doubt(s->c->index, id);
+    }
+    close(dir);
     return is_synced;
 }
 

@@ -123,6 +123,9 @@ static mx_err reuse_object(mx_cold *c, const mx_cold_job *job, int dir, const ch
     if (job->local != NULL && !mx_cold_page_is_whole(c, f, &job->page_id, &c->writer_scratch)) {
         return MX_E_NOT_FOUND; /* likewise: now there is more of it */
     }
+    if (mx_cold_index_is_doubtful(c->index, &job->page_id)) {
+        return MX_E_NOT_FOUND; /* likewise: then the name is a new one */
+    }
     if (!mx_cold_index_is_synced(c->index, &job->page_id) && f->ops->fsync(dir) != 0) {
         f->is_renamed_unsynced = true;
         return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
@@ -301,6 +304,9 @@ static mx_err sync_pages(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
         if (mx_cold_index_is_synced(c->index, id)) {
             continue;
         }
+        if (mx_cold_index_is_doubtful(c->index, id)) {
+            return MX_E_NOT_FOUND; /* what mx_cold_has_page says, too: it is written again */
+        }
         if (!is_synced[id->b[0]]) {
             mx_err err;
             int dir = mx_cold_open_synced(f, MX_COLD_PAGE, id, false, &err, eb);
@@ -357,6 +363,9 @@ static bool is_state_durable(mx_cold *c, const mx_hash256 *id)
     }
     if (mx_cold_index_is_synced(c->index, id)) {
         return true;
+    }
+    if (mx_cold_index_is_doubtful(c->index, id)) {
+        return false;
     }
     /* Another process wrote it, or an earlier one of ours. */
     mx_err err;
