@@ -12,6 +12,7 @@
 #include <sys/statvfs.h>
 
 #include "cold/cold_files.h"
+#include "test_threads.h"
 
 typedef enum op {
     OP_OPEN,
@@ -297,19 +298,29 @@ static void test_folder_fails_for_ever(void **arg)
 static void test_recovers_after_the_retry_time(void **arg)
 {
     state *s = *arg;
+    mx_cold_stats st;
     s->cfg.tuning.fileops = &faulty;
-    s->cfg.tuning.retry_us = 500000;
+    s->cfg.tuning.retry_us = 3600 * 1000000ull;
     mx_cold *c = help_open_settled(&s->cfg); /* or the look at the folder gets the faults */
     set_fault(OP_WRITE, ENOSPC, 1, true);
     assert_int_equal(help_write_page(c, &s->talk, 0), MX_E_FULL);
-    assert_int_equal(help_write_page(c, &s->talk, 0), MX_E_IO); /* not even tried */
     set_fault(OP_OPEN, 0, 0, false);
-    usleep(510000);
+    assert_int_equal(help_write_page(c, &s->talk, 0), MX_E_IO); /* not even tried */
+    mx_cold_get_stats(c, &st);
+    assert_true(st.is_degraded);
+    assert_int_equal(st.write_failures, 2);
+    mx_cold_close(c);
+
+    s->cfg.tuning.retry_us = 10000;
+    c = help_open_settled(&s->cfg);
+    set_fault(OP_WRITE, ENOSPC, 1, true);
+    assert_int_equal(help_write_page(c, &s->talk, 0), MX_E_FULL);
+    set_fault(OP_OPEN, 0, 0, false);
+    usleep(10000);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
-    mx_cold_stats st;
     mx_cold_get_stats(c, &st);
     assert_false(st.is_degraded);
-    assert_int_equal(st.write_failures, 2);
+    assert_int_equal(st.write_failures, 1);
     mx_cold_close(c);
 }
 
@@ -758,8 +769,11 @@ static void test_each_allocation_fails(void **arg)
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static mx_cold *stuck; /* a tier that could not be closed keeps its memory, reachable from here */
 
+static atomic_int n_hanging;
+
 static int hang_fsync(int fd)
 {
+    atomic_fetch_add(&n_hanging, 1);
     pthread_mutex_lock(&gate);
     pthread_mutex_unlock(&gate);
     return fsync(fd);
@@ -795,10 +809,15 @@ static void test_hanging_folder_blocks_nobody(void **arg)
                         .page_id = t.ids[0]};
     second = job;
     pthread_mutex_lock(&gate);
+    size_t n_threads = mx_test_n_threads();
     stuck = help_open(&s->cfg);
     uint64_t start = now_us();
     assert_int_equal(mx_cold_submit(stuck, &job), MX_OK);
-    usleep(50000);
+    while (atomic_load(&n_hanging) == 0) {
+        assert_true(now_us() - start < 20000000);
+        usleep(1000);
+    }
+    start = now_us();
     assert_int_equal(mx_cold_submit(stuck, &second), MX_OK);
     assert_false(mx_cold_has_page(stuck, &t.ids[0]));
     assert_null(mx_cold_poll(stuck));
@@ -810,7 +829,7 @@ static void test_hanging_folder_blocks_nobody(void **arg)
     assert_int_equal(second.status, MX_E_CANCELLED);
     mx_cold_close(stuck);
     pthread_mutex_unlock(&gate);
-    usleep(300000); /* the thread ends by itself */
+    assert_true(mx_test_wait_threads(n_threads)); /* it ends by itself */
     pthread_mutex_lock(&gate); /* what it did before is over, also for ThreadSanitizer */
     pthread_mutex_unlock(&gate);
 }

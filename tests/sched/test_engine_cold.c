@@ -9,6 +9,7 @@
 #include "tapped_folder.h"
 
 #include "cold/cold_format.h"
+#include "test_threads.h"
 
 #include <ftw.h>
 #include <sys/wait.h>
@@ -177,6 +178,7 @@ static void child_leaves_a_hanging_folder(void)
 {
     rig g;
     open_rig(&g, 0);
+    size_t n_threads = mx_test_n_threads();
     rig_start(&g);
     pthread_mutex_lock(&tap);
     atomic_store(&is_sync_tapped, true);
@@ -184,16 +186,17 @@ static void child_leaves_a_hanging_folder(void)
     make_prompt(&p, 7);
     uint64_t us;
     ask_both(&g, &p, "before the end", &us);
+    wait_for_held();
     uint64_t begin = mx_now_us();
     mx_engine_stop(g.engine, 0, 200000);
     mx_engine_destroy(g.engine);
     bool is_quick = mx_now_us() - begin < 5000000;
     atomic_store(&is_sync_tapped, false);
     pthread_mutex_unlock(&tap);
-    usleep(300000);
+    bool is_over = mx_test_wait_threads(n_threads);
     char command[160];
     snprintf(command, sizeof command, "rm -rf '%s'", g.folder);
-    _exit(system(command) == 0 && is_quick ? 0 : 9);
+    _exit(system(command) == 0 && is_quick && is_over ? 0 : 9);
 }
 
 static void engine_ends_before_a_hanging_folder(void **state)
