@@ -74,10 +74,9 @@ static void check_deleted_while_it_waits(bool all)
     open_rig(&g, 0);
     prompt p;
     make_prompt(&p, 71);
-    uint64_t us;
     rig_start(&g);
     close_tap(&g);
-    ask_both(&g, &p, "first", &us);
+    ask_both(&g, &p, "first");
     wait_for_held();
     entries l = entries_of(&g);
     assert_true(l.n >= 2); /* the prompt's end, and the turn's */
@@ -99,7 +98,7 @@ static void check_deleted_while_it_waits(bool all)
     assert_int_equal(count_files(&g, ".page"), 0);
     assert_int_equal(count_files(&g, ".session"), 0);
     rig_start(&g);
-    mx_request_stats r = ask_both(&g, &p, "as if it had never been", &us);
+    mx_request_stats r = ask_both(&g, &p, "as if it had never been");
     assert_int_equal(r.cache_mode, MX_MODE_COLD);
     rig_close(&g);
 }
@@ -126,7 +125,6 @@ static void session_is_deleted_while_it_waits(void **state)
     prompt p;
     answer turn;
     make_prompt(&p, 74);
-    uint64_t us;
     mx_forgotten n;
     mx_errbuf eb = {{0}};
     p.q.session = "talk";
@@ -139,7 +137,7 @@ static void session_is_deleted_while_it_waits(void **state)
     answer_free(&turn);
     wait_for_held();
     p.q.n_prompt = N_PROMPT;
-    ask_both(&g, &p, "second", &us);
+    ask_both(&g, &p, "second");
     entries l = entries_of(&g);
     assert_int_equal(l.n, 4); /* as far as it goes, so the last one is where it stands */
     const mx_hash256 *last = &l.ids[3];
@@ -164,17 +162,17 @@ static void deleted_entry_is_not_stored_again(void **state)
     prompt p, other;
     make_prompt(&p, 72);
     make_prompt(&other, 73);
-    uint64_t us, files, bytes;
+    uint64_t files, bytes;
     mx_errbuf eb = {{0}};
     rig_start(&g);
-    ask_both(&g, &p, "first", &us);
+    ask_both(&g, &p, "first");
     rig_wait_written(&g);
     entries l = entries_of(&g);
     rig_must(mx_cold_remove_all(g.cache_dir, NULL, &files, &bytes, &eb), &eb, "remove");
     close_tap(&g);
-    ask_both(&g, &other, "holds up the writer", &us);
+    ask_both(&g, &other, "holds up the writer");
     wait_for_held();
-    ask_both(&g, &p, "from RAM", &us);
+    ask_both(&g, &p, "from RAM");
     for (size_t i = 0; i < l.n; i++) {
         assert_int_equal(forget(&g, &l.ids[i], 200000), MX_E_BUSY);
     }
@@ -240,12 +238,11 @@ static void a_pinned_session_is_pinned_where_it_stands(void **state)
     open_rig(&g, 0);
     prompt p;
     make_prompt(&p, 81);
-    uint64_t us;
     mx_bookmark b;
     rig_start(&g);
     p.q.session = "kept";
     p.q.n_prompt = N_PROMPT / 2;
-    ask_both(&g, &p, "first", &us);
+    ask_both(&g, &p, "first");
     rig_wait_written(&g);
     assert_int_equal(change_session(&g, "kept", set_pin, &b), MX_OK);
     assert_int_equal(b.n_tokens, N_PROMPT / 2 + 19);
@@ -255,14 +252,14 @@ static void a_pinned_session_is_pinned_where_it_stands(void **state)
     assert_int_equal(pins_of(&g).n, 0);
     for (size_t n = N_PROMPT - 20; n <= N_PROMPT; n += 20) {
         p.q.n_prompt = n;
-        ask_both(&g, &p, "another turn", &us);
+        ask_both(&g, &p, "another turn");
         pins l = pins_of(&g);
         assert_int_equal(l.n, 1);
         assert_int_equal(l.n_tokens, n + 19); /* the last token sampled was not fed */
     }
     p.q.session = "another";
     p.q.n_prompt = N_PROMPT - 50;
-    ask_both(&g, &p, "another session", &us);
+    ask_both(&g, &p, "another session");
     assert_int_equal(pins_of(&g).n_tokens, N_PROMPT + 19);
     rig_wait_written(&g);
     assert_int_equal(change_session(&g, "kept", set_pin, &b), MX_OK);
@@ -286,10 +283,9 @@ static void an_expired_session_leaves_ram(void **state)
     g.cfg.cold_tuning.delete_age_s = -1;
     prompt p;
     make_prompt(&p, 82);
-    uint64_t us;
     rig_start(&g);
     p.q.session = "short";
-    ask_both(&g, &p, "first", &us);
+    ask_both(&g, &p, "first");
     rig_wait_written(&g);
     assert_true(entries_of(&g).n >= 2);
     assert_int_equal(change_session(&g, "short", let_rest, NULL), MX_OK);
@@ -300,7 +296,7 @@ static void an_expired_session_leaves_ram(void **state)
     }
     assert_int_equal(entries_of(&g).n, 0);
     assert_int_equal(count_files(&g, ".session") + count_files(&g, ".bookmark"), 0);
-    mx_request_stats s = ask_both(&g, &p, "as if it had never been", &us);
+    mx_request_stats s = ask_both(&g, &p, "as if it had never been");
     assert_int_equal(s.cache_mode, MX_MODE_COLD);
     rig_close(&g);
 }
