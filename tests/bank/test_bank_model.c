@@ -698,13 +698,20 @@ static void test_small_budget(void **state)
     }
 }
 
+/* Eager, settled and both in turn. */
+static mx_bank_config config_of(uint64_t seed)
+{
+    mx_bank_config cfg = base_config;
+    cfg.lazy_snapshot = seed % 3 != 0;
+    cfg.settle_snapshot = seed % 3 != 1;
+    return cfg;
+}
+
 static void test_eager_and_settled(void **state)
 {
     (void)state;
     for (uint64_t seed = 31; seed < 31 + n_histories(6); seed++) {
-        mx_bank_config cfg = base_config;
-        cfg.lazy_snapshot = seed % 3 != 0;
-        cfg.settle_snapshot = seed % 3 != 1;
+        const mx_bank_config cfg = config_of(seed);
         history(seed, seed % 2 ? 26 : 200, &cfg);
     }
 }
@@ -713,9 +720,7 @@ static void test_states(void **state)
 {
     (void)state;
     for (uint64_t seed = 41; seed < 41 + n_histories(6); seed++) {
-        mx_bank_config cfg = base_config;
-        cfg.lazy_snapshot = seed % 3 != 0;
-        cfg.settle_snapshot = seed % 3 != 1;
+        const mx_bank_config cfg = config_of(seed);
         (void)history_of(&stateful, seed, seed % 2 ? 600 : 48, &cfg);
     }
 }
@@ -724,9 +729,7 @@ static void test_windows(void **state)
 {
     (void)state;
     for (uint64_t seed = 71; seed < 71 + n_histories(9); seed++) {
-        mx_bank_config cfg = base_config;
-        cfg.lazy_snapshot = seed % 3 != 0;
-        cfg.settle_snapshot = seed % 3 != 1;
+        const mx_bank_config cfg = config_of(seed);
         (void)history_of(&windowed, seed, seed % 2 ? 200 : 20, &cfg);
     }
 }

@@ -52,15 +52,30 @@ MX_INLINE uint8_t *help_scale(const mx_kv_shape *s, uint8_t *payload, uint32_t r
            row * mx_kv_scale_bytes(s->type);
 }
 
-/* Element `e` (0 .. layers * heads * 2 * head_dim - 1) of a row: its address in a payload. */
+/* Element `e` (0 .. layers * heads * 2 * head_dim - 1) of a row: its tile, and its place in there. */
+typedef struct help_place {
+    bool is_key;
+    uint32_t layer, head;
+    size_t at;
+} help_place;
+
+MX_INLINE help_place help_place_of(const mx_kv_shape *s, uint32_t row, uint32_t e)
+{
+    uint32_t d = e % s->head_dim, tile = e / s->head_dim;
+    bool is_key = tile % 2 == 0;
+    return (help_place){
+        .is_key = is_key,
+        .layer = tile / 2 / s->n_kv_heads,
+        .head = tile / 2 % s->n_kv_heads,
+        .at = (is_key ? d * MX_PAGE_TOKENS + row : row * s->head_dim + d) * mx_kv_elem_bytes(s->type),
+    };
+}
+
 MX_INLINE uint8_t *help_elem(const mx_kv_shape *s, uint8_t *payload, uint32_t row, uint32_t e)
 {
-    size_t bytes = mx_kv_elem_bytes(s->type);
-    uint32_t d = e % s->head_dim, tile = e / s->head_dim;
-    uint32_t layer = tile / 2 / s->n_kv_heads, head = tile / 2 % s->n_kv_heads;
-    return tile % 2 == 0
-               ? mx_page_k_tile(s, payload, layer, head) + (d * MX_PAGE_TOKENS + row) * bytes
-               : mx_page_v_tile(s, payload, layer, head) + (row * s->head_dim + d) * bytes;
+    const help_place p = help_place_of(s, row, e);
+    return p.at + (p.is_key ? mx_page_k_tile(s, payload, p.layer, p.head)
+                            : mx_page_v_tile(s, payload, p.layer, p.head));
 }
 
 MX_INLINE uint32_t help_n_elems(const mx_kv_shape *s)
@@ -92,15 +107,12 @@ MX_INLINE bool help_row_is(const mx_kv_shape *s, uint8_t *payload, uint32_t row,
     return true;
 }
 
-/* The same of a page: element e of a row, the scale behind it. Local rows must be there. */
+/* The same of a page: local rows must be there. */
 MX_INLINE uint8_t *help_page_elem(const mx_kv_shape *s, const mx_page *page, uint32_t row, uint32_t e)
 {
-    size_t bytes = mx_kv_elem_bytes(s->type);
-    uint32_t d = e % s->head_dim, tile = e / s->head_dim;
-    uint32_t layer = tile / 2 / s->n_kv_heads, head = tile / 2 % s->n_kv_heads;
-    return tile % 2 == 0
-               ? mx_page_k_of(s, page, layer, head) + (d * MX_PAGE_TOKENS + row) * bytes
-               : mx_page_v_of(s, page, layer, head) + (row * s->head_dim + d) * bytes;
+    const help_place p = help_place_of(s, row, e);
+    return p.at + (p.is_key ? mx_page_k_of(s, page, p.layer, p.head)
+                            : mx_page_v_of(s, page, p.layer, p.head));
 }
 
 /* Elements of a row in the layers that have no window. */
