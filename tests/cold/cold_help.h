@@ -560,12 +560,19 @@ HELP void help_age_all(const help_bed *s, const char *suffix, int64_t age_s)
     help_each_file(s->root_dir, suffix, help_age, &age_s);
 }
 
-/* The file of a page. */
+/* The file of a page, and the manifest of an entry that ends with it. */
 HELP void help_page_path(const help_bed *s, const mx_hash256 *id, char path[700])
 {
     char hex[65];
     mx_hash256_hex(id, hex);
     snprintf(path, 700, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+}
+
+HELP void help_session_path(const help_bed *s, const mx_hash256 *id, char path[700])
+{
+    char hex[65];
+    mx_hash256_hex(id, hex);
+    snprintf(path, 700, "%s/sessions/%s.session", s->root_dir, hex);
 }
 
 typedef struct help_used {

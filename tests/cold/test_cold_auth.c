@@ -102,13 +102,12 @@ static void test_forged_manifest_is_not_believed(void **arg)
 {
     help_bed *s = *arg;
     static uint8_t bytes[FILE_CAP];
-    char hex[65], path[700];
+    char path[700];
     const mx_hash256 *last = &s->talk.ids[s->talk.n_ids - 1];
     mx_cold *c = help_open(&s->cfg);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     mx_cold_close(c);
-    mx_hash256_hex(last, hex);
-    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    help_session_path(s, last, path);
     size_t n = help_slurp(path, bytes, sizeof bytes);
     bytes[96] ^= 1; /* another kind of point, all checksums right */
     put_sum(bytes + 240, bytes, 240);

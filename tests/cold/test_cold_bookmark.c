@@ -323,13 +323,12 @@ static void test_a_session_goes_with_its_turns(void **arg)
 static void test_a_turn_with_damaged_rows_goes_with_its_session(void **arg)
 {
     state *s = *arg;
-    char hex[65], path[700];
+    char path[700];
     static uint8_t bytes[FILE_BYTES];
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
     help_keep_talk(s, &s->talk, 1, 300);
-    mx_hash256_hex(&s->talk.ids[4], hex);
-    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    help_page_path(s, &s->talk.ids[4], path);
     size_t n_bytes = help_slurp(path, bytes, sizeof bytes);
     assert_in_range(n_bytes, MX_DISK_PAYLOAD_AT + 1, sizeof bytes);
     bytes[MX_DISK_PAYLOAD_AT] ^= 1;
@@ -350,10 +349,9 @@ static void test_a_session_beside_what_cannot_be_read_stays_whole(void **arg)
     mx_cold_counts n;
     mx_errbuf eb = {{0}};
     uint8_t bytes[1024];
-    char hex[65], path[700], later[700];
+    char path[700], later[700];
     help_keep_talk(s, &s->talk, 1, 64);
-    mx_hash256_hex(&s->talk.ids[0], hex);
-    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    help_session_path(s, &s->talk.ids[0], path);
     snprintf(later, sizeof later, "%s/sessions/%064d.session", s->root_dir, 0);
     size_t n_bytes = help_slurp(path, bytes, sizeof bytes);
     assert_in_range(n_bytes, HEADER_BYTES, sizeof bytes - 1);
@@ -584,12 +582,11 @@ static void test_a_session_that_comes_back_too_late_keeps_its_name(void **arg)
 static void test_a_session_that_comes_back_keeps_its_name(void **arg)
 {
     state *s = *arg;
-    char hex[65], path[700];
+    char path[700];
     help_keep_talk(s, &s->talk, 1, 300);
     help_keep_talk(s, &s->other, 2, 300);
     mark(s, (wish){.t = &s->talk, .name = "back"});
-    mx_hash256_hex(&s->talk.ids[4], hex);
-    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    help_session_path(s, &s->talk.ids[4], path);
     assert_int_equal(unlink(path), 0);
     help_age_all(s, "", 7200);
     help_spill_aged(s, "sessions/.tmp-1", 9 * DAY_S); /* goes before it */

@@ -8,8 +8,6 @@
 
 #include "cold/cold_files.h"
 
-#include <utime.h>
-
 enum { STATE_FILE_BYTES = 4096 + HELP_STATE_BYTES };
 
 typedef help_bed state;
@@ -307,13 +305,6 @@ static void test_manifest_follows_its_states(void **arg)
     mx_cold_close(c);
 }
 
-static void make_old(const char *path, void *arg)
-{
-    (void)arg;
-    struct utimbuf t = {.actime = time(NULL) - 7200, .modtime = time(NULL) - 7200};
-    assert_int_equal(utime(path, &t), 0);
-}
-
 /* States are files like pages: swept when their pages are gone, counted, taken by the limit. */
 static void test_sweep(void **arg)
 {
@@ -326,7 +317,7 @@ static void test_sweep(void **arg)
     c = help_open(&s->cfg);
     assert_true(mx_cold_sweep(c, 10000000));
     assert_int_equal(help_count(s->dir, ".state"), 5); /* too young to go */
-    help_each_file(s->dir, ".state", make_old, NULL);
+    help_age_all(s, ".state", 7200);
     assert_true(mx_cold_sweep(c, 10000000));
     assert_int_equal(help_count(s->dir, ".state"), 4); /* that at 200 stands behind page 2 */
     assert_int_equal(help_read_talk(c, &s->talk, 450), 100);
@@ -363,7 +354,7 @@ static void test_look_that_fails_is_not_absence(void **arg)
         fail_msg("the test needs other tokens: two pages in %s", path);
     }
     assert_int_equal(symlink(strrchr(path, '/') + 1, path), 0); /* leads to itself */
-    help_each_file(s->dir, ".state", make_old, NULL);
+    help_age_all(s, ".state", 7200);
     assert_true(mx_cold_sweep(c, 10000000));
     assert_int_equal(help_count(s->dir, ".state"), 5);
     assert_int_equal(unlink(path), 0);

@@ -80,8 +80,7 @@ static void test_reading_makes_young(void **arg)
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     talk_make(&s->other, &s->root, 2, 0, 640);
     assert_int_equal(help_write_talk(c, &s->other), MX_OK);
-    int64_t age = 5000;
-    help_each_file(s->root_dir, ".page", help_age, &age);
+    help_age_all(s, ".page", 5000);
     assert_int_equal(help_read_talk(c, &s->talk, 640), 640);
     mx_cold_close(c);
     s->cfg.max_bytes = 24 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
@@ -102,17 +101,15 @@ static void test_reading_makes_the_manifest_young(void **arg)
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     talk_make(&s->other, &s->root, 2, 0, 640);
     assert_int_equal(help_write_talk(c, &s->other), MX_OK);
-    int64_t age = 9000;
-    help_each_file(s->root_dir, ".session", help_age, &age);
+    help_age_all(s, ".session", 9000);
     assert_int_equal(help_read_talk(c, &s->talk, 100), 100);
     mx_cold_close(c);
     s->cfg.max_bytes = 12 * (MX_DISK_PAYLOAD_AT + TINY_BYTES);
     c = help_open_settled(&s->cfg);
     sweep(c);
     mx_cold_close(c);
-    char hex[65], path[700];
-    mx_hash256_hex(&s->talk.ids[1], hex);
-    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    char path[700];
+    help_session_path(s, &s->talk.ids[1], path);
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(help_count(s->root_dir, ".session"), 1); /* the other's went with its last page */
     c = help_open_settled(&s->cfg);
@@ -140,12 +137,10 @@ static void test_young_files_are_never_deleted(void **arg)
     mx_cold_get_stats(c, &st);
     assert_false(st.is_degraded);
     assert_int_equal(st.dropped_full, 1);
-    int64_t age = 599;
-    help_each_file(s->root_dir, ".page", help_age, &age);
+    help_age_all(s, ".page", 540);
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".page"), 10);
-    age = 700;
-    help_each_file(s->root_dir, "", help_age, &age);
+    help_age_all(s, "", 700);
     sweep(c);
     assert_true(help_count(s->root_dir, ".page") <= 4);
     assert_int_equal(help_write_page(c, &s->other, 0), MX_OK);
@@ -213,7 +208,7 @@ static void test_superseded_partial_pages_go(void **arg)
 static void test_partial_page_outlives_an_unnamed_full_one(void **arg)
 {
     state *s = *arg;
-    char hex[65], path[700];
+    char path[700];
     mx_cold *c = help_open_settled(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 64 + 20);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
@@ -221,8 +216,7 @@ static void test_partial_page_outlives_an_unnamed_full_one(void **arg)
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     help_page_path(s, &s->talk.ids[2], path);
     assert_int_equal(unlink(path), 0);
-    mx_hash256_hex(&s->talk.ids[2], hex);
-    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    help_session_path(s, &s->talk.ids[2], path);
     assert_int_equal(unlink(path), 0);
     sweep(c);
     sweep(c);
@@ -304,15 +298,14 @@ static void test_manifest_stays_when_the_longer_one_goes(void **arg)
     mx_errbuf eb;
     assert_int_equal(mx_cold_remove_entry(s->dir, NULL, NULL, &s->other.ids[4], NULL, 0, &n, &eb), MX_OK);
     assert_int_equal(n.n_files, 1 + 3);
-    int64_t age = 700;
-    help_each_file(s->root_dir, "", help_age, &age);
+    help_age_all(s, "", 700);
     sweep(c);
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
     assert_int_equal(help_count(s->root_dir, ".page"), 2);
     /* The longer one comes back: now the shorter one says nothing that it does not. */
     assert_int_equal(help_write_talk(c, &s->other), MX_OK);
-    help_each_file(s->root_dir, "", help_age, &age);
+    help_age_all(s, "", 700);
     sweep(c);
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
     assert_int_equal(help_read_talk(c, &s->other, 320), 320);
@@ -324,13 +317,12 @@ static void test_manifest_of_another_version_stays(void **arg)
 {
     state *s = *arg;
     uint8_t bytes[4096];
-    char hex[65], path[700];
+    char path[700];
     mx_cold *c = help_open(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 128);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     mx_cold_close(c);
-    mx_hash256_hex(&s->talk.ids[1], hex);
-    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    help_session_path(s, &s->talk.ids[1], path);
     size_t n = help_slurp(path, bytes, sizeof bytes);
     mx_put_le32(bytes + 8, 3);
     mx_hash128 sum = mx_xxh3_128(bytes, 240);

@@ -15,7 +15,6 @@ enum { FILE_BYTES = MX_DISK_PAYLOAD_AT + TINY_BYTES, DAY_S = 86400 };
 
 typedef help_bed state;
 
-/* A file of ours without meaning. */
 static mx_cold_counts gc(const state *s, uint64_t max_bytes, uint64_t ttl_s)
 {
     mx_cold_counts n;
@@ -172,7 +171,7 @@ static void test_rm_empties_quarantine(void **arg)
     help_keep_talk(s, &s->other, 2, 640);
     char hex[65], path[700];
     mx_hash256_hex(&s->talk.ids[4], hex);
-    snprintf(path, sizeof path, "%s/pages/%.2s/%s.page", s->root_dir, hex, hex);
+    help_page_path(s, &s->talk.ids[4], path);
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(help_find_talk(s, &s->talk), 4 * 64);
     help_spill_aged(s, "trash/left", 0);
