@@ -26,7 +26,7 @@ const mx_roof_family *mx_roof_families(size_t *n);
 const mx_roof_family *mx_roof_of_level(mx_cpu_level level, mx_act_type act);
 
 /* Multiply-accumulates per second of n_threads (at least 1) together, at their best of many short
- * slices within `seconds`. 0: a thread could not be started. */
+ * slices within `seconds`, of which there is one at least. 0: a thread could not be started. */
 double mx_roof_macs(const mx_roof_family *f, unsigned n_threads, double seconds);
 
 /* Bytes per second that n_threads read from memory: [0] best, [1] median of `repeats`. The buffer

@@ -24,7 +24,8 @@ static void every_family_runs(void **state)
         if (!f[i].is_there()) {
             continue;
         }
-        double one = mx_roof_macs(&f[i], 1, 0.02), two = mx_roof_macs(&f[i], 2, 0.05);
+        /* The time may be over before a thread gets its first turn. */
+        double one = mx_roof_macs(&f[i], 1, 0.02), two = mx_roof_macs(&f[i], 2, 0);
         print_message("%-36s %7.1f %7.1f GMAC/s\n", f[i].name, one / 1e9, two / 1e9);
         /* A loop that the compiler threw away would be beyond any CPU. */
         assert_true(one > 1e6 && one < 1e13);
