@@ -234,9 +234,19 @@ static void restore_from_ram(mx_engine *e, mx_request *r, size_t max_tokens, mx_
     mx_request_begin_store(r, 0);
 }
 
-/* Everything that RAM has, and on. All but the last token at most, so that there is a token to
- * compute the next one from, unless the entry kept the hidden vector of the very end. */
-static void start_from_ram(mx_engine *e, mx_request *r, bool not_worth)
+/* What the request has held so far, while the same is looked for again: windowed rows may be there only
+ * because it holds them. To be freed when the new sequence has them, and before they are verified: what
+ * turns out to be wrong must be held by nobody. */
+static mx_seq take_held(mx_engine *e, mx_request *r)
+{
+    mx_seq held = r->seq;
+    mx_seq_init(&r->seq, e->pool, &r->root);
+    return held;
+}
+
+/* Everything that RAM has, and on; then held is let go of. All but the last token at most, so that there is
+ * a token to compute the next one from, unless the entry kept the hidden vector of the very end. */
+static void start_from_ram(mx_engine *e, mx_request *r, mx_seq *held, bool not_worth)
 {
     const float *hidden = r->match.n_tokens == r->n_tokens ? r->match.hidden : NULL;
     if (hidden != NULL) {
@@ -244,6 +254,7 @@ static void start_from_ram(mx_engine *e, mx_request *r, bool not_worth)
     }
     mx_bank_match m = {0};
     restore_from_ram(e, r, hidden != NULL ? r->n_tokens : r->n_tokens - 1, &m);
+    mx_seq_free(held);
     r->is_approximate = r->is_approximate || m.is_approximate;
     if (hidden != NULL && r->seq.n_tokens == r->n_tokens) {
         r->hidden_at = r->n_tokens;
@@ -253,15 +264,20 @@ static void start_from_ram(mx_engine *e, mx_request *r, bool not_worth)
     activate(e, r, 0, m.kind, not_worth);
 }
 
-void mx_admit_without_cold(mx_engine *e, mx_request *r)
+static void go_on_without_cold(mx_engine *e, mx_request *r, bool not_worth)
 {
-    mx_seq_free(&r->seq);
-    mx_seq_init(&r->seq, e->pool, &r->root);
+    mx_seq held = take_held(e, r);
     mx_admit_look(e, &r->root, r->tokens, r->n_tokens, &r->match);
-    start_from_ram(e, r, false);
+    start_from_ram(e, r, &held, not_worth);
 }
 
-void mx_admit_start(mx_engine *e, mx_request *r)
+void mx_admit_without_cold(mx_engine *e, mx_request *r)
+{
+    go_on_without_cold(e, r, false);
+}
+
+/* held is what the request has held, see take_held; afterwards it is freed. */
+static void start(mx_engine *e, mx_request *r, mx_seq *held)
 {
     r->admit_us = mx_now_us();
     r->leader = NULL;
@@ -269,19 +285,21 @@ void mx_admit_start(mx_engine *e, mx_request *r)
     r->has_cold_tail = false;
     r->match = (mx_bank_match){0};
     if (r->params.cache == MX_CACHE_OFF) {
+        mx_seq_free(held);
         activate(e, r, 0, MX_RESTORE_NONE, false);
         return;
     }
     mx_admit_look(e, &r->root, r->tokens, r->n_tokens, &r->match);
     bool is_whole = r->match.n_tokens + 1 >= r->n_tokens;
     if (!is_whole && follow(e, r, r->match.n_tokens)) {
+        mx_seq_free(held);
         return;
     }
     if (!is_whole && !r->was_admitted) {
         mx_miss_look_ram(e, &r->root, r->tokens, r->n_tokens, &r->look);
     }
     if (e->cold == NULL || is_whole) {
-        start_from_ram(e, r, false);
+        start_from_ram(e, r, held, false);
         return;
     }
     /* Hold the whole pages now: they must not be evicted while the cold tier looks behind them. */
@@ -297,12 +315,19 @@ void mx_admit_start(mx_engine *e, mx_request *r)
         mx_bank_match m;
         restore_from_ram(e, r, r->match.n_full_pages * MX_PAGE_TOKENS, &m);
     }
+    mx_seq_free(held);
     if (mx_ticket_probe(e, r)) {
         r->state = MX_RUN_PROBING;
         r->wait_deadline_us = mx_now_us() + MX_PROBE_WAIT_US;
     } else {
         mx_admit_without_cold(e, r);
     }
+}
+
+void mx_admit_start(mx_engine *e, mx_request *r)
+{
+    mx_seq none = {0};
+    start(e, r, &none);
 }
 
 /* ---- SSD -------------------------------------------------------------------------------------- */
@@ -330,9 +355,8 @@ static bool is_in_ram(const mx_engine *e, const mx_request *r, size_t n)
 
 static void start_again(mx_engine *e, mx_request *r)
 {
-    mx_seq_free(&r->seq);
-    mx_seq_init(&r->seq, e->pool, &r->root);
-    mx_admit_start(e, r);
+    mx_seq held = take_held(e, r);
+    start(e, r, &held);
 }
 
 void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
@@ -364,9 +388,7 @@ void mx_admit_probed(mx_engine *e, mx_request *r, const mx_cold_job *job)
         r->wait_deadline_us = mx_now_us() + mx_max_size(READ_WAIT_MIN_US, recompute);
         return;
     }
-    mx_seq_free(&r->seq);
-    mx_seq_init(&r->seq, e->pool, &r->root);
-    start_from_ram(e, r, !is_worth);
+    go_on_without_cold(e, r, !is_worth);
 }
 
 /* The label of a chain that came from files. What counts is how its last stored page ended. */

@@ -9,6 +9,8 @@
 
 #include "sched/sched_internal.h"
 
+#include <stdatomic.h>
+
 enum { N_CTX = 2048, N_LONG = 1500 };
 
 static mx_tiny_spec gemma3(void)
@@ -162,12 +164,88 @@ static void test_small_budget(void **state)
     rig_close(&g);
 }
 
+/* ---- rows that go while the folder is asked --------------------------------------------------- */
+
+static pthread_mutex_t sync_tap = PTHREAD_MUTEX_INITIALIZER; /* held: the writer hangs */
+static pthread_mutex_t open_tap = PTHREAD_MUTEX_INITIALIZER; /* held: the next one to open something does */
+static atomic_bool is_open_tapped;
+static atomic_int n_opening;
+
+static int tapped_fsync(int fd)
+{
+    (void)fd;
+    pthread_mutex_lock(&sync_tap);
+    pthread_mutex_unlock(&sync_tap);
+    return 0;
+}
+
+static int tapped_open(int dir, const char *name, int flags, unsigned mode)
+{
+    if (atomic_exchange(&is_open_tapped, false)) {
+        atomic_fetch_add(&n_opening, 1);
+        pthread_mutex_lock(&open_tap);
+        pthread_mutex_unlock(&open_tap);
+    }
+    return mx_cold_real_fileops.open(dir, name, flags, mode);
+}
+
+/* A prompt leaves another one's text in its second page. That page's rows are kept for a mark, those of the
+ * first only as long as the writer has not written it; this it has when the folder answers that it has
+ * nothing behind them. They were found, so they are used. */
+static void test_rows_go_meanwhile(void **state)
+{
+    (void)state;
+    enum { N_FIRST = 300, N_SHARED = 74, N_SECOND = 150, MARK = 120 };
+    mx_tiny_spec spec = gemma3();
+    static int32_t t[N_FIRST], u[N_SECOND];
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.fsync = tapped_fsync;
+    ops.open = tapped_open;
+    rig g;
+    rig_open(&g, &spec, 1, 0);
+    g.cfg.cold_mode = MX_COLD_ON;
+    g.cfg.cold_tuning = (mx_cold_tuning){.fileops = &ops, .min_free_bytes = -1};
+    pthread_mutex_lock(&sync_tap);
+    rig_start(&g);
+    random_prompt(t, N_FIRST, 7);
+    random_prompt(u, N_SECOND, 8);
+    memcpy(u, t, N_SHARED * sizeof *u);
+    u[N_SHARED] = t[N_SHARED] + 1;
+    uint32_t mark = MARK;
+    question q = {.prompt = t, .n_prompt = N_FIRST, .max_tokens = 2, .seed = 1, .marks = &mark,
+                  .n_marks = 1};
+    (void)ask_both(&g, &q, NULL, "first");
+    q = (question){.prompt = u, .n_prompt = N_SECOND, .max_tokens = 2, .seed = 1};
+    answer cold, got;
+    ask_cold(&g, &q, &cold);
+
+    pthread_mutex_lock(&open_tap);
+    atomic_store(&is_open_tapped, true); /* by the reader, which has not seen the folder yet */
+    asking a;
+    ask(&g, &a, &q);
+    const uint64_t until = mx_now_us() + 60 * 1000000ull;
+    while (atomic_load(&n_opening) == 0) {
+        assert_true(mx_now_us() < until);
+        usleep(1000);
+    }
+    pthread_mutex_unlock(&sync_tap);
+    (void)usage_of(&g);
+    pthread_mutex_unlock(&open_tap);
+    await(&a, &got);
+    assert_same(&cold, &got, "second");
+    assert_int_equal(got.stats.n_ram + got.stats.n_ssd, N_SHARED);
+    answer_free(&cold);
+    answer_free(&got);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ram),
         cmocka_unit_test(test_disk),
         cmocka_unit_test(test_small_budget),
+        cmocka_unit_test(test_rows_go_meanwhile),
     };
     return cmocka_run_group_tests_name("windows", tests, NULL, NULL);
 }
