@@ -250,10 +250,12 @@ static void test_superfluous_manifests_go(void **arg)
 }
 
 static atomic_bool is_short_of_files;
+static atomic_int n_refused; /* calls that a test lets fail */
 
 static int open_with_few_files(int dir, const char *name, int flags, unsigned mode)
 {
     if (atomic_load(&is_short_of_files) && strcmp(name, "pages") == 0) {
+        atomic_fetch_add(&n_refused, 1);
         errno = EMFILE;
         return -1;
     }
@@ -272,9 +274,11 @@ static void test_walk_that_cannot_see_pages_deletes_nothing(void **arg)
     talk_make(&s->talk, &s->root, 1, 0, 300);
     assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
     sweep(c); /* it has the folder open from now on */
+    atomic_store(&n_refused, 0);
     atomic_store(&is_short_of_files, true);
     sweep(c);
     atomic_store(&is_short_of_files, false);
+    assert_true(atomic_load(&n_refused) > 0);
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
     assert_true(mx_cold_has_page(c, &s->talk.ids[0]));
     sweep(c);
@@ -437,6 +441,7 @@ static void test_trash_gives_back_what_was_in_use(void **arg)
 static int cannot_rename_new(int old_dir, const char *old_name, int new_dir, const char *new_name)
 {
     (void)old_dir, (void)old_name, (void)new_dir, (void)new_name;
+    atomic_fetch_add(&n_refused, 1);
     errno = EINVAL;
     return -1;
 }
@@ -448,7 +453,9 @@ static void test_trash_gives_back_on_any_file_system(void **arg)
     mx_cold_fileops ops = mx_cold_real_fileops;
     ops.rename_new = cannot_rename_new;
     s->cfg.tuning.fileops = &ops;
+    atomic_store(&n_refused, 0);
     trash_and_back(s);
+    assert_true(atomic_load(&n_refused) > 0);
 }
 
 /* Files of another model count, and are the first to go when they are the oldest. */

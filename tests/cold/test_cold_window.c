@@ -180,7 +180,7 @@ static void check_lacking(mx_cold_compress compress)
     mx_cold_close(s.c);
     s.c = open_tier(&s, compress);
     assert_int_equal(fetch(&s, 0, &n_whole), N_TOKENS);
-    assert_false(mx_cold_has_whole_page(s.c, &s.ids[0]) && n_whole == 3);
+    assert_int_equal(n_whole, 2);
     /* What lacks something gives way to what does not, and not the other way round. */
     assert_int_equal(store(&s, 0, true), MX_OK);
     assert_int_equal(fetch(&s, 0, &n_whole), N_TOKENS);
