@@ -332,11 +332,11 @@ static void wrong_bit_is_noticed(void **state)
     assert_int_equal(st.n_verify_failed, 1);
 
     p.tokens[N_PROMPT - 9]++; /* the folder is asked, and RAM has as much */
-    wait_written(&g);
+    rig_wait_written(&g);
     atomic_store(&spoil, true);
-    s = ask_both(&g, &p, "another end, spoilt", &us);
+    s = ask_both(&g, &p, "another end, spoilt");
     assert_int_equal(s.cache_mode, MX_MODE_COLD);
-    s = ask_both(&g, &p, "another end, after it", &us);
+    s = ask_both(&g, &p, "another end, after it");
     assert_int_equal(s.cache_mode, MX_MODE_SSD);
     mx_engine_get_stats(g.engine, &st);
     assert_int_equal(st.n_verify_failed, 2);
