@@ -10,6 +10,7 @@
  */
 #include "api/api_messages.h"
 
+#include "api/api_params.h"
 #include "http/http.h"
 
 #include <stdio.h>
@@ -55,9 +56,10 @@ static struct json_object *string_field(struct json_object *o, const char *name)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* A text to be read, or nothing; false: refused. *text stays NULL for a block that carries none. */
-static bool read_block(mapping *m, struct json_object *block, const char *where, mx_str *type,
-                       struct json_object **text)
+/* A text to be read, or nothing; false: refused. *text stays NULL for a block that carries none. own:
+ * which of calls and their results may stand here, "" = neither. */
+static bool read_block(mapping *m, struct json_object *block, const char *where, const char *own,
+                       mx_str *type, struct json_object **text)
 {
     *text = NULL;
     if (!json_object_is_type(block, json_type_object)) {
@@ -88,6 +90,12 @@ static bool read_block(mapping *m, struct json_object *block, const char *where,
     }
     /* What the model is to read must not be left out in silence; other blocks (of the reasoning or
      * the tools of Anthropic's own servers, say) are history without a text, and are. */
+    bool is_call = mx_str_eq(*type, MX_STR("tool_use"));
+    if ((is_call || mx_str_eq(*type, MX_STR("tool_result"))) && !mx_str_eq(*type, mx_str_of(own))) {
+        return mx_problem_field(m->p, where, "'%s' has the type \"%.*s\", which belongs directly into "
+                                "the content of a message from the %s", where, (int)type->len,
+                                type->ptr, is_call ? "assistant" : "user");
+    }
     if (mx_str_eq(*type, MX_STR("search_result")) || mx_str_eq(*type, MX_STR("container_upload"))) {
         return mx_problem_set(m->p, 400, "unsupported_content", where,
                               "'%s' has the type \"%.*s\", which is not read here: send what it "
@@ -164,13 +172,18 @@ static bool tool_result(mapping *m, struct json_object *block, const char *where
 {
     struct json_object *id = string_field(block, "tool_use_id");
     struct json_object *content = mx_json_field(block, "content");
-    bool is_error = false, ok = true;
+    struct json_object *error = mx_json_field(block, "is_error");
+    bool is_error = json_object_get_boolean(error), ok = true;
     if (id == NULL) {
         return mx_problem_field(m->p, where, "'%s.tool_use_id' must be a string", where);
     }
+    if (error != NULL && !json_object_is_type(error, json_type_boolean)) {
+        return mx_problem_field(m->p, where, "'%s.is_error' must be true or false, not %s", where,
+                                mx_json_kind(error));
+    }
     char at[WHERE_CAP];
     snprintf(at, sizeof at, "%.60s.content", where);
-    if (!check_content(m, content, at) || !mx_json_get_bool(block, "is_error", &is_error, m->p)) {
+    if (!check_content(m, content, at)) {
         return false;
     }
     mx_buf text = {0};
@@ -182,7 +195,7 @@ static bool tool_result(mapping *m, struct json_object *block, const char *where
         snprintf(part, sizeof part, "%.60s.content[%zu]", where, i);
         mx_str type;
         struct json_object *t;
-        ok = read_block(m, json_object_array_get_idx(content, i), part, &type, &t);
+        ok = read_block(m, json_object_array_get_idx(content, i), part, "", &type, &t);
         if (ok && t != NULL) {
             mx_buf_append(&text, mx_json_text(t).ptr, mx_json_text(t).len);
         }
@@ -235,7 +248,7 @@ static bool user_message(mapping *m, struct json_object *content, const char *wh
         mx_str type;
         struct json_object *text;
         snprintf(part, sizeof part, "%.60s[%zu]", where, i);
-        if (!read_block(m, json_object_array_get_idx(content, i), part, &type, &text)) {
+        if (!read_block(m, json_object_array_get_idx(content, i), part, "tool_result", &type, &text)) {
             return false;
         }
         if (text != NULL) {
@@ -290,7 +303,7 @@ static bool assistant_message(mapping *m, struct json_object *content, const cha
         struct json_object *block = json_object_array_get_idx(content, i), *text;
         mx_str type;
         snprintf(part, sizeof part, "%.60s[%zu]", where, i);
-        if (!read_block(m, block, part, &type, &text)) {
+        if (!read_block(m, block, part, "tool_use", &type, &text)) {
             return false;
         }
         struct json_object *thinking = NULL;
@@ -354,7 +367,7 @@ static bool system_text(mapping *m, struct json_object *v, const char *where, mx
         mx_str type;
         struct json_object *t;
         snprintf(part, sizeof part, "%.60s[%zu]", where, i);
-        if (!read_block(m, json_object_array_get_idx(v, i), part, &type, &t)) {
+        if (!read_block(m, json_object_array_get_idx(v, i), part, "", &type, &t)) {
             return false;
         }
         mx_str text = t != NULL ? without_billing(mx_json_text(t)) : MX_STR("");
@@ -547,12 +560,24 @@ static bool map_stops(mapping *m, struct json_object *body)
         return true;
     }
     bool ok = json_object_is_type(v, json_type_array);
-    for (size_t i = 0; ok && i < json_object_array_length(v); i++) {
+    size_t n = ok ? json_object_array_length(v) : 0;
+    for (size_t i = 0; ok && i < n; i++) {
         ok = is_string(json_object_array_get_idx(v, i));
     }
     if (!ok) {
         return mx_problem_field(m->p, "stop_sequences", "'stop_sequences' must be an array of "
                                 "strings");
+    }
+    if (n > MX_API_MAX_STOPS) {
+        return mx_problem_field(m->p, "stop_sequences", "'stop_sequences' has %zu entries; at most %d "
+                                "are possible", n, MX_API_MAX_STOPS);
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t n_bytes = mx_json_text(json_object_array_get_idx(v, i)).len;
+        if (n_bytes > MX_API_MAX_STOP_BYTES) {
+            return mx_problem_field(m->p, "stop_sequences", "'stop_sequences[%zu]' has %zu bytes; at "
+                                    "most %d are possible", i, n_bytes, MX_API_MAX_STOP_BYTES);
+        }
     }
     mx_buf_str(m->b, ",\"stop\":");
     json_value(m->b, v);
@@ -578,15 +603,23 @@ static bool map_thinking(mapping *m, struct json_object *body)
                               "ask for JSON in the prompt instead");
     }
     struct json_object *config = mx_json_field(body, "output_config");
-    if (!json_object_is_type(config, json_type_object)) {
+    if (config == NULL) {
         return true;
+    }
+    if (!json_object_is_type(config, json_type_object)) {
+        return mx_problem_field(m->p, "output_config", "'output_config' must be an object, not %s",
+                                mx_json_kind(config));
     }
     if (mx_json_field(config, "format") != NULL) {
         return mx_problem_set(m->p, 400, "unsupported_parameter", "output_config", "'output_config."
                               "format' is not supported: output cannot be constrained yet; ask for "
                               "JSON in the prompt instead");
     }
-    struct json_object *effort = string_field(config, "effort");
+    struct json_object *effort = mx_json_field(config, "effort");
+    if (effort != NULL && !is_string(effort)) {
+        return mx_problem_field(m->p, "output_config", "'output_config.effort' must be a string, not "
+                                "%s", mx_json_kind(effort));
+    }
     if (effort != NULL && mx_json_field(body, "reasoning_effort") == NULL) {
         mx_buf_str(m->b, ",\"reasoning_effort\":");
         json_str(m->b, mx_json_text(effort));

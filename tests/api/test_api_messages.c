@@ -108,6 +108,10 @@ static void requests_become_chat(void **state)
     }
 }
 
+#define EIGHT(x) x x x x x x x x
+#define MANY_STOPS EIGHT(EIGHT("\"s\",")) "\"s\"" /* 65 */
+#define LONG_STOP EIGHT(EIGHT(EIGHT("ab"))) "c"   /* 1025 bytes */
+
 static void refusals_name_the_field(void **state)
 {
     (void)state;
@@ -148,6 +152,20 @@ static void refusals_name_the_field(void **state)
          "tool_choice"},
         {"{" ASK ",\"stop_sequences\":\"x\"}", "stop_sequences"},
         {"{" ASK ",\"stop_sequences\":[7]}", "stop_sequences"},
+        {"{" ASK ",\"stop_sequences\":[" MANY_STOPS "]}", "stop_sequences"},
+        {"{" ASK ",\"stop_sequences\":[\"" LONG_STOP "\"]}", "stop_sequences"},
+        {"{" ASK ",\"output_config\":\"low\"}", "output_config"},
+        {"{" ASK ",\"output_config\":{\"effort\":7}}", "output_config"},
+        /* A call or a result where it says nothing would be left out in silence. */
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_use\",\"id\":\"i\","
+         "\"name\":\"f\"}]}]}", "messages[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_result\","
+         "\"tool_use_id\":\"i\",\"content\":\"r\"}]}]}", "messages[0].content[0]"},
+        {"{" ASK ",\"system\":[{\"type\":\"tool_result\"}]}", "system[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":"
+         "\"i\",\"content\":[{\"type\":\"tool_result\"}]}]}]}", "messages[0].content[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":"
+         "\"i\",\"is_error\":1}]}]}", "messages[0].content[0]"},
         {"{" ASK ",\"thinking\":true}", "thinking"},
         {"{" ASK ",\"output_config\":{\"format\":{\"type\":\"json_schema\"}}}", "output_config"},
         {"{" ASK ",\"output_format\":{\"type\":\"json_schema\"}}", "output_format"},
