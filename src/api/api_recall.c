@@ -399,7 +399,7 @@ static void let_go(mx_recall *m, entry **list, size_t n, entry *found)
 
 /* Of the answers to one prompt, the one that says what t says. */
 typedef struct best_answer {
-    const entry *e;
+    entry *e;
     size_t n_ids, n_bytes; /* of the answer, that agree */
 } best_answer;
 
@@ -413,7 +413,7 @@ static mx_str text_behind(const mx_recall_text *t, size_t n)
     return (mx_str){t->text.ptr + n, end - n};
 }
 
-static void compare_answer(const mx_tokenizer *tok, const mx_recall_text *t, const entry *e,
+static void compare_answer(const mx_tokenizer *tok, const mx_recall_text *t, entry *e,
                            best_answer *best)
 {
     const mx_turn *k = key_of(e);
@@ -513,7 +513,7 @@ size_t mx_recall_find(mx_recall *m, const mx_tokenizer *tok, const mx_recall_tex
             len = (size_t)k->n_bytes + best.n_bytes;
         }
     }
-    let_go(m, list, n, len > 0 ? (entry *)(uintptr_t)best.e : NULL);
+    let_go(m, list, n, len > 0 ? best.e : NULL);
     mx_free(agrees);
     mx_free(list);
     return len;

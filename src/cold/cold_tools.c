@@ -140,7 +140,7 @@ mx_err mx_cold_change_bookmark(const char *dir, const mx_hash256 *key, const cha
 
 static bool pin(void *arg, mx_bookmark *b, bool is_there)
 {
-    const mx_cold_entry *e = arg;
+    const mx_cold_entry *e = *(const mx_cold_entry *const *)arg;
     (void)is_there;
     b->root = e->root;
     b->entry = e->id;
@@ -152,7 +152,7 @@ static bool pin(void *arg, mx_bookmark *b, bool is_there)
 mx_err mx_cold_pin_entry(const char *dir, const mx_hash256 *key, const mx_cold_entry *e,
                          mx_errbuf *eb)
 {
-    return mx_cold_change_bookmark(dir, key, e->folder, &e->id, pin, (void *)(uintptr_t)e, eb);
+    return mx_cold_change_bookmark(dir, key, e->folder, &e->id, pin, &e, eb);
 }
 
 mx_err mx_cold_remove_bookmark(const char *dir, const mx_hash256 *key, const char *folder,

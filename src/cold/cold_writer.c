@@ -586,7 +586,7 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
 static bool move_bookmark(void *arg, mx_bookmark *b, bool is_there)
 {
     enum { REFRESH_S = 60 };
-    const mx_cold_job *job = arg;
+    const mx_cold_job *job = *(const mx_cold_job *const *)arg;
     const mx_hash256 *entry = &job->page_ids[job->n_pages - 1];
     bool is_same = is_there && mx_hash256_eq(&b->entry, entry) && b->n_tokens == job->n_session_tokens;
     int64_t age_s = mx_wall_s() - b->used_s;
@@ -607,8 +607,7 @@ static void note_session(mx_cold *c, const mx_cold_job *job)
     mx_errbuf eb = {{0}};
     mx_str name = {job->session_name, strlen(job->session_name)};
     mx_hash256 own = mx_session_id(&job->root, name);
-    void *arg = (void *)(uintptr_t)job;
-    if (mx_bookmark_change(&c->writer_folder, &own, mx_cold_auth_key(c), move_bookmark, arg, &eb) != MX_OK) {
+    if (mx_bookmark_change(&c->writer_folder, &own, mx_cold_auth_key(c), move_bookmark, &job, &eb) != MX_OK) {
         mx_log(MX_LOG_INFO, "cold: the name of a session was not kept: %s", eb.text);
     }
 }

@@ -18,7 +18,7 @@ typedef struct forgetting {
     bool is_session;        /* with what is inside its chain */
     bool is_last;           /* the bank lets go, too */
     mx_hash256 root;        /* of the entry in the bank, */
-    mx_page *page;          /* in which it ends; valid during a call */
+    const mx_page *page;    /* in which it ends; valid during a call */
     size_t n_tokens;
     mx_hash256 *pages, *states; /* [n], owned */
     size_t n_pages, n_states, pages_cap, states_cap;
@@ -47,7 +47,7 @@ static void find_point(void *arg, const mx_bank_point *p)
     }
     if (p->is_entry && mx_hash256_eq(&id, f->id)) {
         f->root = *p->root;
-        f->page = (mx_page *)(uintptr_t)p->page;
+        f->page = p->page;
         f->n_tokens = p->n_tokens;
     }
 }
