@@ -202,43 +202,20 @@ static bool find_session(mx_api *a, mx_http_exchange *x, const char *name, mx_bo
     return true;
 }
 
-typedef struct changing {
-    bool sets_pin, pin, sets_ttl;
-    uint64_t ttl_s;
-    bool was_there;
-    const mx_bookmark *forked; /* or NULL: what a new one is made of */
-    mx_bookmark result;
-} changing;
-
-static bool apply(void *arg, mx_bookmark *b, bool is_there)
-{
-    changing *c = arg;
-    c->was_there = is_there;
-    if (is_there == (c->forked != NULL)) {
-        return false; /* it went meanwhile, or the fork's name is taken */
-    }
-    *b = c->forked != NULL ? *c->forked : *b;
-    b->is_pinned = c->sets_pin ? c->pin : b->is_pinned;
-    b->ttl_s = c->sets_ttl ? c->ttl_s : b->ttl_s;
-    b->used_s = mx_wall_s();
-    c->result = *b;
-    return true;
-}
-
 /* pin, unpin and ttl are what a body may say of a session, too, when it is forked. */
-static bool read_change(mx_http_exchange *x, bool needs_ttl, changing *c, mx_str *name,
+static bool read_change(mx_http_exchange *x, bool needs_ttl, mx_bookmark_edit *e, mx_str *name,
                         struct json_object **body)
 {
     mx_problem p = {0};
     int64_t ttl_s = -1;
     enum { MAX_TTL_S = INT32_MAX };
     bool ok = mx_api_parse_body(x, body, &p) && mx_json_get_int(*body, "ttl_s", 0, MAX_TTL_S, &ttl_s, &p)
-              && mx_json_get_bool(*body, "pinned", &c->pin, &p)
+              && mx_json_get_bool(*body, "pinned", &e->is_pinned, &p)
               && (name == NULL || mx_json_get_string(*body, "name", name, &p));
     if (ok) {
-        c->sets_pin = mx_json_field(*body, "pinned") != NULL;
-        c->sets_ttl = ttl_s >= 0;
-        c->ttl_s = ttl_s >= 0 ? (uint64_t)ttl_s : 0;
+        e->sets_pin = mx_json_field(*body, "pinned") != NULL;
+        e->sets_ttl = ttl_s >= 0;
+        e->ttl_s = ttl_s >= 0 ? (uint64_t)ttl_s : 0;
     }
     if (ok && needs_ttl && ttl_s < 0) {
         ok = mx_problem_field(&p, "ttl_s", "'ttl_s' is missing: seconds without use after which the session "
@@ -254,22 +231,22 @@ static bool read_change(mx_http_exchange *x, bool needs_ttl, changing *c, mx_str
     return ok;
 }
 
-static void change_session(mx_api *a, mx_http_exchange *x, const mx_hash256 *own, changing *c)
+static void change_session(mx_api *a, mx_http_exchange *x, const mx_hash256 *own, mx_bookmark_edit *e)
 {
     mx_errbuf eb = {{0}};
     mx_problem p = {0};
-    mx_err err = change(a, own, apply, c, &eb);
-    if (err == MX_OK && c->was_there != (c->forked != NULL)) {
-        if (c->sets_pin) {
-            note_pin(a, &c->result, c->result.is_pinned);
-            (void)mx_api_pin_in_ram(a, &c->result.entry, c->result.is_pinned); /* it need not be in RAM */
+    mx_err err = change(a, own, mx_bookmark_apply_edit, e, &eb);
+    if (err == MX_OK && e->is_done) {
+        if (e->sets_pin) {
+            note_pin(a, &e->result, e->result.is_pinned);
+            (void)mx_api_pin_in_ram(a, &e->result.entry, e->result.is_pinned); /* it need not be in RAM */
         }
-        reply_session(a, x, c->forked != NULL ? 201 : 200, &c->result);
+        reply_session(a, x, e->forked != NULL ? 201 : 200, &e->result);
     } else if (err != MX_OK) {
         reply_error(x, err, eb.text);
     } else {
-        mx_problem_set(&p, 409, c->forked != NULL ? "session_exists" : "not_found", NULL,
-                       c->forked != NULL ? "there is a session of that name already"
+        mx_problem_set(&p, 409, e->forked != NULL ? "session_exists" : "not_found", NULL,
+                       e->forked != NULL ? "there is a session of that name already"
                                          : "the session was removed meanwhile");
         mx_api_reply_problem(x, &p);
     }
@@ -277,23 +254,23 @@ static void change_session(mx_api *a, mx_http_exchange *x, const mx_hash256 *own
 
 static void fork_session(mx_api *a, mx_http_exchange *x, const mx_bookmark *from)
 {
-    changing c = {.was_there = false};
+    mx_bookmark_edit e = {.is_done = false};
     struct json_object *body = NULL;
     mx_str name = {0};
-    if (read_change(x, false, &c, &name, &body)) {
+    if (read_change(x, false, &e, &name, &body)) {
         mx_bookmark forked = mx_bookmark_fork(from, name);
-        c.forked = &forked;
-        change_session(a, x, &forked.own, &c);
+        e.forked = &forked;
+        change_session(a, x, &forked.own, &e);
     }
     json_object_put(body);
 }
 
 static void set_ttl(mx_api *a, mx_http_exchange *x, const mx_bookmark *s)
 {
-    changing c = {.was_there = false};
+    mx_bookmark_edit e = {.is_done = false};
     struct json_object *body = NULL;
-    if (read_change(x, true, &c, NULL, &body)) {
-        change_session(a, x, &s->own, &c);
+    if (read_change(x, true, &e, NULL, &body)) {
+        change_session(a, x, &s->own, &e);
     }
     json_object_put(body);
 }
@@ -433,7 +410,7 @@ void mx_api_handle_sessions(mx_api *a, mx_http_exchange *x, const char *rest)
     } else if (is_ttl) {
         set_ttl(a, x, &s);
     } else {
-        changing c = {.sets_pin = true, .pin = is_pin};
-        change_session(a, x, &s.own, &c);
+        mx_bookmark_edit e = {.sets_pin = true, .is_pinned = is_pin};
+        change_session(a, x, &s.own, &e);
     }
 }

@@ -166,39 +166,15 @@ static mx_err find(const char *dir, const mx_hash256 *key, const char *given, bo
                                             "of one (`mtplx cache sessions`)", n, given);
 }
 
-typedef struct change {
-    const mx_bookmark *forked; /* or NULL: */
-    bool sets_pin, pin;
-    uint64_t ttl_s;
-    bool was_there;
-} change;
-
-static bool apply(void *arg, mx_bookmark *b, bool is_there)
-{
-    change *c = arg;
-    c->was_there = is_there;
-    if (is_there == (c->forked != NULL)) {
-        return false;
-    }
-    if (c->forked != NULL) {
-        *b = *c->forked;
-    } else if (c->sets_pin) {
-        b->is_pinned = c->pin;
-    } else {
-        b->ttl_s = c->ttl_s;
-    }
-    return true;
-}
-
-static int change_one(const char *dir, const mx_hash256 *key, const session *s, change *c)
+static int change_one(const char *dir, const mx_hash256 *key, const session *s, mx_bookmark_edit *e)
 {
     mx_errbuf eb = {{0}};
-    const mx_hash256 *own = c->forked != NULL ? &c->forked->own : &s->b.own;
-    if (mx_cold_change_bookmark(dir, key, s->folder, own, apply, c, &eb) != MX_OK) {
+    const mx_hash256 *own = e->forked != NULL ? &e->forked->own : &s->b.own;
+    if (mx_cold_change_bookmark(dir, key, s->folder, own, mx_bookmark_apply_edit, e, &eb) != MX_OK) {
         return failed(eb.text);
     }
-    if (c->was_there == (c->forked != NULL)) {
-        return failed(c->forked != NULL ? "there is a session of that name already"
+    if (!e->is_done) {
+        return failed(e->forked != NULL ? "there is a session of that name already"
                                         : "the session was removed meanwhile");
     }
     return 0;
@@ -213,8 +189,8 @@ int mx_cli_session_fork(const char *dir, const mx_hash256 *key, const char *give
         return failed(eb.text);
     }
     mx_bookmark forked = mx_bookmark_fork(&s.b, (mx_str){new_name, strlen(new_name)});
-    change c = {.forked = &forked};
-    int code = change_one(dir, key, &s, &c);
+    mx_bookmark_edit e = {.forked = &forked};
+    int code = change_one(dir, key, &s, &e);
     if (code == 0) {
         char hex[65];
         mx_hash256_hex(&forked.own, hex);
@@ -230,8 +206,8 @@ int mx_cli_session_ttl(const char *dir, const mx_hash256 *key, const char *given
     if (find(dir, key, given, false, &s, &eb) != MX_OK) {
         return failed(eb.text);
     }
-    change c = {.ttl_s = ttl_s};
-    int code = change_one(dir, key, &s, &c);
+    mx_bookmark_edit e = {.sets_ttl = true, .ttl_s = ttl_s};
+    int code = change_one(dir, key, &s, &e);
     if (code == 0) {
         char text[24];
         print_for(text, ttl_s);
@@ -249,8 +225,8 @@ bool mx_cli_session_pin(const char *dir, const mx_hash256 *key, const char *give
     if (err == MX_E_NOT_FOUND) {
         return false;
     }
-    change c = {.sets_pin = true, .pin = on};
-    *code = err != MX_OK ? failed(eb.text) : change_one(dir, key, &s, &c);
+    mx_bookmark_edit e = {.sets_pin = true, .is_pinned = on};
+    *code = err != MX_OK ? failed(eb.text) : change_one(dir, key, &s, &e);
     if (*code == 0) {
         printf(on ? "pinned: neither the folder's limit nor its age deletes it\n" : "not pinned any more\n");
     }

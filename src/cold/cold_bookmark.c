@@ -81,6 +81,21 @@ mx_bookmark mx_bookmark_fork(const mx_bookmark *from, mx_str name)
     return b;
 }
 
+bool mx_bookmark_apply_edit(void *arg, mx_bookmark *b, bool is_there)
+{
+    mx_bookmark_edit *e = arg;
+    e->is_done = is_there == (e->forked == NULL);
+    if (!e->is_done) {
+        return false;
+    }
+    *b = e->forked != NULL ? *e->forked : *b;
+    b->is_pinned = e->sets_pin ? e->is_pinned : b->is_pinned;
+    b->ttl_s = e->sets_ttl ? e->ttl_s : b->ttl_s;
+    e->result = *b;
+    e->result.used_s = mx_wall_s(); /* as the file will say */
+    return true;
+}
+
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
 static bool make_tag(const uint8_t *bytes, const mx_hash256 *key, mx_hash256 *tag)

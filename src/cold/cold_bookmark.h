@@ -57,6 +57,17 @@ mx_err mx_bookmark_read(const mx_cold_fileops *ops, int sessions_fd, const mx_ha
 typedef bool mx_bookmark_fn(void *arg, mx_bookmark *b, bool is_there);
 mx_err mx_bookmark_change(mx_cold_folder *f, const mx_hash256 *own, const mx_hash256 *key,
                           mx_bookmark_fn *fn, void *arg, mx_errbuf *eb);
+/* What can be said of a session: an mx_bookmark_fn, arg is the edit. Of a session that is there, or of one
+ * that is made by a fork and whose name is free; otherwise nothing is written. */
+typedef struct mx_bookmark_edit {
+    const mx_bookmark *forked; /* what a new one is made of, or NULL */
+    bool sets_pin, is_pinned, sets_ttl;
+    uint64_t ttl_s;
+    bool is_done;       /* set by the call, as what follows */
+    mx_bookmark result; /* used now */
+} mx_bookmark_edit;
+bool mx_bookmark_apply_edit(void *arg, mx_bookmark *b, bool is_there);
+
 /* For who has seen it a while ago, and removes it for what it said then: MX_E_BUSY = it has been
  * written or changed since, and stays. */
 mx_err mx_bookmark_remove_unchanged(const mx_cold_fileops *ops, int sessions_fd, const mx_bookmark *seen,
