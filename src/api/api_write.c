@@ -51,10 +51,15 @@ const char *mx_finish_name(mx_finish f)
     return "none";
 }
 
+/* What both begin with, and what comes behind it; null where that is nothing. */
 static void write_snippet(mx_buf *b, const mx_tokenizer *t, const mx_miss_text *m,
                           const int32_t *ids, uint32_t n)
 {
     mx_buf text = {0};
+    if (n == 0) {
+        mx_buf_str(b, "null");
+        return;
+    }
     for (uint32_t i = 0; i < m->n_common + n; i++) {
         int32_t id = i < m->n_common ? m->common[i] : ids[i - m->n_common];
         mx_str piece = mx_tokenizer_piece(t, id, true);
@@ -75,17 +80,9 @@ void mx_write_miss(mx_buf *b, const mx_usage *u)
     }
     mx_buf_printf(b, "{\"reason\":\"%s\",\"token_index\":%zu,\"cost_ms\":%.3f,\"stored\":",
                   s->miss_reason, m->token_index, (double)s->prefill_us / 1000.0);
-    if (m->n_stored > 0 && !u->hides_stored) {
-        write_snippet(b, u->tokenizer, m, m->stored, m->n_stored);
-    } else {
-        mx_buf_str(b, "null");
-    }
+    write_snippet(b, u->tokenizer, m, m->stored, u->hides_stored ? 0 : m->n_stored);
     mx_buf_str(b, ",\"asked\":");
-    if (m->n_asked > 0) {
-        write_snippet(b, u->tokenizer, m, m->asked, m->n_asked);
-    } else {
-        mx_buf_str(b, "null");
-    }
+    write_snippet(b, u->tokenizer, m, m->asked, m->n_asked);
     mx_buf_char(b, '}');
 }
 
