@@ -226,9 +226,9 @@ static bool cut_at_mark(mx_chat *c, mx_rendered *out)
         at = memmem(out->text.ptr, out->text.len, c->mark, n_mark);
     }
     if (at == NULL) {
-        return mx_problem_field(c->p, "messages", "the model's chat template does not render the "
-                                "last assistant message, so it cannot be continued: end with a "
-                                "user message");
+        return mx_problem_field(c->p, "messages", "'messages' ends with one from the assistant "
+                                "that the model's chat template does not render, so it cannot be "
+                                "continued: end with a user message");
     }
     size_t cut = (size_t)(at - out->text.ptr);
     out->text.len = cut;

@@ -226,8 +226,9 @@ static bool copy_text_field(mx_chat *c, size_t at, struct json_object *m, const 
     if (mx_json_field(m, name) == NULL) {
         return true;
     }
-    if (!mx_json_get_string(m, name, &s, c->p)) {
-        snprintf(c->p->param, sizeof c->p->param, "messages[%zu].%s", at, name);
+    char where[64];
+    snprintf(where, sizeof where, "messages[%zu].%s", at, name);
+    if (!mx_json_get_string(m, where, &s, c->p)) {
         return false;
     }
     mx_chat_set(c, dict, name, mx_chat_data(c, s));

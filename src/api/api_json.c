@@ -418,9 +418,15 @@ const char *mx_json_kind(struct json_object *v)
     return "something else";
 }
 
+static struct json_object *named_field(struct json_object *o, const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return mx_json_field(o, dot != NULL ? dot + 1 : name);
+}
+
 bool mx_json_get_bool(struct json_object *o, const char *name, bool *out, mx_problem *p)
 {
-    struct json_object *v = mx_json_field(o, name);
+    struct json_object *v = named_field(o, name);
     if (v == NULL) {
         return true;
     }
@@ -435,7 +441,7 @@ bool mx_json_get_bool(struct json_object *o, const char *name, bool *out, mx_pro
 bool mx_json_get_double(struct json_object *o, const char *name, double min, double max,
                         double *out, mx_problem *p)
 {
-    struct json_object *v = mx_json_field(o, name);
+    struct json_object *v = named_field(o, name);
     if (v == NULL) {
         return true;
     }
@@ -453,7 +459,7 @@ bool mx_json_get_double(struct json_object *o, const char *name, double min, dou
 bool mx_json_get_int(struct json_object *o, const char *name, int64_t min, int64_t max,
                      int64_t *out, mx_problem *p)
 {
-    struct json_object *v = mx_json_field(o, name);
+    struct json_object *v = named_field(o, name);
     if (v == NULL) {
         return true;
     }
@@ -481,7 +487,7 @@ bool mx_json_get_int(struct json_object *o, const char *name, int64_t min, int64
 
 bool mx_json_get_string(struct json_object *o, const char *name, mx_str *out, mx_problem *p)
 {
-    struct json_object *v = mx_json_field(o, name);
+    struct json_object *v = named_field(o, name);
     if (v == NULL) {
         return true;
     }

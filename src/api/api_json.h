@@ -49,7 +49,9 @@ mx_str mx_json_number_text(struct json_object *number);
 /* "a string", "an array", ... for error messages. */
 const char *mx_json_kind(struct json_object *v);
 
-/* Typed fields: false = a problem was set. Absent or null: true, *out unchanged. */
+/* Typed fields: false = a problem was set. Absent or null: true, *out unchanged. The name may begin with
+ * where o stands in the request, for the problem ("response_format.type"): the field is what is behind
+ * the last dot. */
 bool mx_json_get_bool(struct json_object *o, const char *name, bool *out, mx_problem *p);
 bool mx_json_get_double(struct json_object *o, const char *name, double min, double max,
                         double *out, mx_problem *p);

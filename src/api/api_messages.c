@@ -520,7 +520,7 @@ static bool map_tool_choice(mapping *m, struct json_object *body, bool has_tools
                                "no 'tools'");
     }
     bool is_single = false;
-    if (!mx_json_get_bool(v, "disable_parallel_tool_use", &is_single, m->p)) {
+    if (!mx_json_get_bool(v, "tool_choice.disable_parallel_tool_use", &is_single, m->p)) {
         return false;
     }
     mx_buf_printf(m->b, ",\"tool_choice\":\"%s\"%s", known[i],

@@ -27,7 +27,7 @@ static bool unsupported(mx_problem *p, const char *name, const char *what)
 static bool check_only(struct json_object *o, const char *name, int64_t allowed, mx_problem *p)
 {
     int64_t v = allowed;
-    if (!mx_json_get_int(o, name, INT64_MIN + 1, INT64_MAX - 1, &v, p)) {
+    if (!mx_json_get_int(o, name, INT64_MIN, INT64_MAX, &v, p)) {
         return false;
     }
     if (v != allowed) {
@@ -49,7 +49,7 @@ static bool check_response_format(struct json_object *o, mx_problem *p)
                                 mx_json_kind(f));
     }
     mx_str type = MX_STR("");
-    if (!mx_json_get_string(f, "type", &type, p)) {
+    if (!mx_json_get_string(f, "response_format.type", &type, p)) {
         return false;
     }
     if (mx_str_eq(type, MX_STR("text"))) {
@@ -83,7 +83,11 @@ static bool check_unsupported(struct json_object *o, bool is_chat, mx_problem *p
             return unsupported(p, "web_search_options", "is not supported: there is no web search");
         }
         struct json_object *m = mx_json_field(o, "modalities");
-        size_t n = json_object_is_type(m, json_type_array) ? json_object_array_length(m) : 0;
+        if (m != NULL && !json_object_is_type(m, json_type_array)) {
+            return mx_problem_field(p, "modalities", "'modalities' must be an array such as [\"text\"], "
+                                    "not %s", mx_json_kind(m));
+        }
+        size_t n = m != NULL ? json_object_array_length(m) : 0;
         for (size_t i = 0; i < n; i++) {
             struct json_object *e = json_object_array_get_idx(m, i);
             if (!json_object_is_type(e, json_type_string)
@@ -332,7 +336,7 @@ static bool read_stream(mx_api_params *a, struct json_object *o, mx_problem *p)
         return mx_problem_field(p, "stream_options", "'stream_options' must be an object, not %s",
                                 mx_json_kind(v));
     }
-    return mx_json_get_bool(v, "include_usage", &a->include_usage, p);
+    return mx_json_get_bool(v, "stream_options.include_usage", &a->include_usage, p);
 }
 
 static bool read_cache(mx_api_params *a, struct json_object *o, mx_problem *p)

@@ -56,7 +56,7 @@ static void expect_problem(const char *template, const char *body, const char *p
     mx_rendered r;
     mx_problem p;
     bool ok = render(template, body, &r, &p);
-    if (ok || p.status != 400 || strcmp(p.param, param) != 0) {
+    if (ok || p.status != 400 || strcmp(p.param, param) != 0 || strstr(p.message, param) == NULL) {
         fail_msg("%s: expected 400 for '%s', got %u for '%s': %s", body, param, p.status, p.param,
                  p.message);
     }

@@ -148,6 +148,8 @@ static void refusals_name_the_field(void **state)
         {"{" ASK ",\"tool_choice\":\"auto\"}", "tool_choice"},
         {"{" ASK ",\"tool_choice\":{\"type\":\"always\"}}", "tool_choice"},
         {"{" ASK ",\"tool_choice\":{\"type\":\"any\"}}", "tool_choice"},
+        {"{" ASK ",\"tool_choice\":{\"type\":\"auto\",\"disable_parallel_tool_use\":1}}",
+         "tool_choice.disable_parallel_tool_use"},
         {"{" ASK ",\"tools\":[{\"name\":\"f\"}],\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"}}",
          "tool_choice"},
         {"{" ASK ",\"stop_sequences\":\"x\"}", "stop_sequences"},
@@ -179,7 +181,9 @@ static void refusals_name_the_field(void **state)
         struct json_object *from = parse(cases[i].body), *to;
         mx_problem p = {0};
         bool ok = mx_messages_to_chat(from, &to, &p);
-        if (ok || to != NULL || p.status != 400 || strcmp(p.param, cases[i].param) != 0) {
+        if (ok || to != NULL || p.status != 400 || strcmp(p.param, cases[i].param) != 0 ||
+            strstr(p.message, cases[i].param) == NULL)
+        {
             fail_msg("%s: expected 400 for '%s', came %u for '%s': %s", cases[i].body,
                      cases[i].param, p.status, p.param, p.message);
         }

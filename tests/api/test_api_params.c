@@ -115,11 +115,13 @@ static void refusals(void **state)
         {true, "{\"n\":2}", "n"},
         {true, "{\"n\":0}", "n"},
         {true, "{\"n\":\"1\"}", "n"},
+        {true, "{\"modalities\":\"text\"}", "modalities"},
+        {true, "{\"response_format\":{\"type\":1}}", "response_format.type"},
         {true, "{\"stop\":5}", "stop"},
         {true, "{\"stop\":[1]}", "stop"},
         {true, "{\"stream\":1}", "stream"},
         {true, "{\"stream_options\":true}", "stream_options"},
-        {true, "{\"stream_options\":{\"include_usage\":\"yes\"}}", "include_usage"},
+        {true, "{\"stream_options\":{\"include_usage\":\"yes\"}}", "stream_options.include_usage"},
         {true, "{\"logit_bias\":[]}", "logit_bias"},
         {true, "{\"logit_bias\":{\"1000\":1}}", "logit_bias"},
         {true, "{\"logit_bias\":{\"-1\":1}}", "logit_bias"},
@@ -156,6 +158,9 @@ static void refusals(void **state)
         }
         drop(&r);
     }
+    read_result r = read_text("{\"n\":1e30}", true); /* a range would be no help */
+    assert_true(!r.ok && strstr(r.p.message, "must be 1") != NULL);
+    drop(&r);
 }
 
 int main(void)

@@ -207,7 +207,7 @@ BAD = [
         (b'"max_tokens":1.5', "max_tokens", "integer"), (b'"max_tokens":-2', "max_tokens", "between"),
         (b'"max_tokens":"8"', "max_tokens", "integer"), (b'"top_k":[]', "top_k", "integer"),
         (b'"seed":{}', "seed", "integer"), (b'"n":2', "n", "one answer"),
-        (b'"n":100000000000000000000000', "n", "between"), (b'"stop":[["x"]]', "stop", "string"),
+        (b'"n":100000000000000000000000', "n", "must be 1"), (b'"stop":[["x"]]', "stop", "string"),
         (b'"stream":"true"', "stream", "true or false"), (b'"model":7', "model", "string"),
         (b'"logit_bias":{"999999":1}', "logit_bias", "token id"), (b'"top_logprobs":2', "top_logprobs", "logprobs"),
         (b'"response_format":{"type":"json_object"}', "response_format", "not available"),
