@@ -78,9 +78,17 @@ static bool read_ending(mx_chat *c, bool *opens_message)
 
 /* ---- tools and variables --------------------------------------------------------------------- */
 
+struct json_object *mx_chat_tool_choice(struct json_object *body, const char **name)
+{
+    struct json_object *v = mx_json_field(body, "tool_choice");
+    *name = v != NULL ? "tool_choice" : "function_call";
+    return v != NULL ? v : mx_json_field(body, "function_call");
+}
+
 static bool read_tool_choice(mx_chat *c, bool has_tools)
 {
-    struct json_object *v = mx_json_field(c->body, "tool_choice");
+    const char *name;
+    struct json_object *v = mx_chat_tool_choice(c->body, &name);
     if (v == NULL) {
         return true;
     }
@@ -90,19 +98,18 @@ static bool read_tool_choice(mx_chat *c, bool has_tools)
             return true;
         }
         if (!mx_str_eq(s, MX_STR("required"))) {
-            return mx_problem_field(c->p, "tool_choice", "'tool_choice' must be \"none\", "
-                                    "\"auto\", \"required\" or an object");
+            return mx_problem_field(c->p, name, "'%s' must be \"none\", \"auto\", \"required\" or an "
+                                    "object", name);
         }
     } else if (!json_object_is_type(v, json_type_object)) {
-        return mx_problem_field(c->p, "tool_choice", "'tool_choice' must be a string or an object, "
-                                "not %s", mx_json_kind(v));
+        return mx_problem_field(c->p, name, "'%s' must be a string or an object, not %s", name,
+                                mx_json_kind(v));
     }
     if (!has_tools) {
-        return mx_problem_field(c->p, "tool_choice", "'tool_choice' asks for a call, but there are "
-                                "no 'tools'");
+        return mx_problem_field(c->p, name, "'%s' asks for a call, but there are no 'tools'", name);
     }
-    return mx_problem_set(c->p, 400, "unsupported_parameter", "tool_choice",
-                          "'tool_choice' can be \"auto\" or \"none\": a call cannot be forced yet");
+    return mx_problem_set(c->p, 400, "unsupported_parameter", name,
+                          "'%s' can be \"auto\" or \"none\": a call cannot be forced yet", name);
 }
 
 /* One tool of the list in the shape templates know; NULL with a problem set, or to be left out. */
@@ -130,8 +137,14 @@ static mx_value *build_tool(mx_chat *c, size_t at, struct json_object *tool, boo
                          is_bare ? "" : "function.");
         return NULL;
     }
+    struct json_object *parameters = mx_json_field(f, "parameters");
+    if (parameters != NULL && !json_object_is_type(parameters, json_type_object)) {
+        mx_problem_field(c->p, field, "'%s[%zu].%sparameters' must be an object, not %s", field, at,
+                         is_bare ? "" : "function.", mx_json_kind(parameters));
+        return NULL;
+    }
     mx_value *function = mx_chat_value(c, f);
-    if (mx_json_field(f, "parameters") == NULL) {
+    if (parameters == NULL) {
         mx_value *schema = mx_value_dict(c->arena);
         mx_chat_set(c, schema, "type", mx_chat_data(c, MX_STR("object")));
         mx_chat_set(c, schema, "properties", mx_value_dict(c->arena));

@@ -37,6 +37,11 @@ bool mx_chat_render(const mx_chat_env *env, struct json_object *body, mx_rendere
 bool mx_chat_render_replayed(const mx_chat_env *env, struct json_object *body, mx_rendered *out,
                              size_t *n_replayed, mx_problem *p);
 
+/* tool_choice, or function_call as it was called before, or NULL; *name: which of the two. */
+struct json_object *mx_chat_tool_choice(struct json_object *body, const char **name);
+/* Is that the type of a part that is no text: an image, a sound, a file? */
+bool mx_chat_is_media(mx_str type);
+
 /* What every prompt begins with that goes on behind `answer`, the whole reply to `body`, with a
  * message of the user; up to that message's content. False: not possible, *p may say why. *out
  * as above. */

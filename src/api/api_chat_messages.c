@@ -43,6 +43,22 @@ mx_value *mx_chat_value(mx_chat *c, struct json_object *v)
 
 /* ---- content --------------------------------------------------------------------------------- */
 
+static bool is_one_of(mx_str type, const char *const *list, size_t n)
+{
+    size_t i = 0;
+    while (i < n && !mx_str_eq(type, mx_str_of(list[i]))) {
+        i++;
+    }
+    return i < n;
+}
+
+bool mx_chat_is_media(mx_str type)
+{
+    static const char *const media[] = {"image_url", "image", "input_image", "input_audio", "audio",
+                                        "video_url", "file", "input_file"};
+    return is_one_of(type, media, MX_COUNT(media));
+}
+
 static bool content_part(mx_chat *c, size_t at, size_t part, struct json_object *v, mx_buf *text,
                          mx_buf *reasoning)
 {
@@ -80,14 +96,16 @@ static bool content_part(mx_chat *c, size_t at, size_t part, struct json_object 
                       mx_json_text(t).len);
         return true;
     }
-    static const char *const media[] = {"image_url", "image", "input_image", "input_audio", "audio",
-                                        "video_url", "file", "input_file"};
-    for (size_t i = 0; i < MX_COUNT(media); i++) {
-        if (mx_str_eq(type, mx_str_of(media[i]))) {
-            return mx_problem_set(c->p, 400, "unsupported_content", where,
-                                  "'%s' has the type \"%s\": this model reads text only", where,
-                                  media[i]);
-        }
+    if (mx_chat_is_media(type)) {
+        return mx_problem_set(c->p, 400, "unsupported_content", where, "'%s' has the type \"%.*s\": "
+                              "this model reads text only", where, (int)type.len, type.ptr);
+    }
+    static const char *const blocks[] = {"tool_use", "tool_result", "document", "search_result"};
+    if (is_one_of(type, blocks, MX_COUNT(blocks))) {
+        return mx_problem_set(c->p, 400, "unsupported_content", where, "'%s' has the type \"%.*s\", "
+                              "which belongs to /v1/messages: here calls stand in 'tool_calls', their "
+                              "results in messages with the role \"tool\", and other texts in parts of "
+                              "the type \"text\"", where, (int)type.len, type.ptr);
     }
     return true; /* unknown kinds carry no text */
 }

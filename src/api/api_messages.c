@@ -10,6 +10,7 @@
  */
 #include "api/api_messages.h"
 
+#include "api/api_chat.h"
 #include "api/api_params.h"
 #include "http/http.h"
 
@@ -84,7 +85,7 @@ static bool read_block(mapping *m, struct json_object *block, const char *where,
             *text = string_field(source, "data");
         }
     }
-    if (*text == NULL && (is_document || mx_str_eq(*type, MX_STR("image")))) {
+    if (*text == NULL && (is_document || mx_chat_is_media(*type))) {
         return mx_problem_set(m->p, 400, "unsupported_content", where, "'%s' has the type \"%.*s\": "
                               "this model reads text only", where, (int)type->len, type->ptr);
     }
@@ -458,6 +459,10 @@ static bool map_tool(mapping *m, struct json_object *tool, size_t at, bool is_fi
     struct json_object *name = string_field(tool, "name");
     struct json_object *schema = mx_json_field(tool, "input_schema");
     struct json_object *description = mx_json_field(tool, "description");
+    if (mx_json_field(tool, "function") != NULL) {
+        return mx_problem_field(m->p, where, "'%s' is one of a chat completion: here \"name\", "
+                                "\"description\" and \"input_schema\" stand in the tool itself", where);
+    }
     if (name == NULL) {
         return mx_problem_field(m->p, where, "'%s.name' must be a string", where);
     }
@@ -490,7 +495,7 @@ static bool is_hosted(struct json_object *tool)
 {
     struct json_object *type = string_field(tool, "type");
     return type != NULL && !mx_str_eq(mx_json_text(type), MX_STR("custom")) &&
-           mx_json_field(tool, "input_schema") == NULL;
+           mx_json_field(tool, "input_schema") == NULL && mx_json_field(tool, "function") == NULL;
 }
 
 static bool map_tool_choice(mapping *m, struct json_object *body, bool has_tools)

@@ -7,6 +7,8 @@
  */
 #include "api/api_params.h"
 
+#include "api/api_chat.h"
+
 #include "base/mem.h"
 
 #include <stdio.h>
@@ -311,7 +313,8 @@ static bool read_tools(mx_api_params *a, struct json_object *o, mx_problem *p)
         return false;
     }
     a->single_call = !is_parallel;
-    struct json_object *tools = mx_json_field(o, "tools"), *choice = mx_json_field(o, "tool_choice");
+    const char *name;
+    struct json_object *tools = mx_json_field(o, "tools"), *choice = mx_chat_tool_choice(o, &name);
     if (tools == NULL) {
         tools = mx_json_field(o, "functions");
     }

@@ -203,6 +203,14 @@ static void refusals(void **state)
         {"{\"messages\":[{\"role\":\"user\"}],\"functions\":[{}]}", "functions"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":\"required\"}", "tool_choice"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":7}", "tool_choice"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"functions\":[{\"name\":\"f\"}],\"function_call\":"
+         "{\"name\":\"f\"}}", "function_call"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"functions\":[{\"name\":\"f\",\"parameters\":[]}]}",
+         "functions"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"tools\":[{\"function\":{\"name\":\"f\","
+         "\"parameters\":\"{}\"}}]}", "tools"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\"}]}]}",
+         "messages[0].content[0]"},
         {"{\"messages\":[{\"role\":\"user\"}],\"chat_template_kwargs\":[]}",
          "chat_template_kwargs"},
         {"{\"messages\":[{\"role\":\"user\"}],\"chat_template_kwargs\":{\"messages\":1}}",

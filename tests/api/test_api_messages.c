@@ -168,6 +168,9 @@ static void refusals_name_the_field(void **state)
          "\"i\",\"content\":[{\"type\":\"tool_result\"}]}]}]}", "messages[0].content[0].content[0]"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":"
          "\"i\",\"is_error\":1}]}]}", "messages[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+         "messages[0].content[0]"},
+        {"{" ASK ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}", "tools[0]"},
         {"{" ASK ",\"thinking\":true}", "thinking"},
         {"{" ASK ",\"output_config\":{\"format\":{\"type\":\"json_schema\"}}}", "output_config"},
         {"{" ASK ",\"output_format\":{\"type\":\"json_schema\"}}", "output_format"},

@@ -6,6 +6,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -91,6 +92,15 @@ static void values(void **state)
     assert_true(r.ok && r.a.sampling.want_logprobs && r.a.sampling.n_top_logprobs == 5);
     assert_int_equal(r.a.max_tokens, 0);
     drop(&r);
+    static const char *const choices[] = {"", ",\"function_call\":\"auto\"", ",\"function_call\":\"none\"",
+                                          ",\"tool_choice\":\"none\""};
+    for (size_t i = 0; i < MX_COUNT(choices); i++) {
+        char text[128];
+        snprintf(text, sizeof text, "{\"functions\":[{\"name\":\"f\"}]%s}", choices[i]);
+        r = read_text(text, true);
+        assert_true(r.ok && r.a.has_tools == (i < 2));
+        drop(&r);
+    }
 }
 
 static void refusals(void **state)
