@@ -14,6 +14,7 @@
 #include "cli/cli_start.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 
 typedef struct command {
@@ -120,6 +121,8 @@ static bool has_written(void)
 
 int mx_cli_main(int argc, char **argv)
 {
+    /* A file that may not grow (`ulimit -f`) is a failed write, as on a full disk, and not the end. */
+    (void)signal(SIGXFSZ, SIG_IGN);
     int code = run_command(argc, argv);
     if (!has_written()) {
         fprintf(stderr, "mtplx: cannot write to the standard output: %s\n", strerror(errno));

@@ -228,8 +228,8 @@ def shared(tmp_path_factory):
     server.kill()
 
 
-def run_mtplx(*args, home=None, env=None, timeout=20):
+def run_mtplx(*args, home=None, env=None, timeout=20, before=()):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MTPLX_")}
     environment.update({"HOME": str(home)} if home else {}, **(env or {}))
-    return subprocess.run([str(BIN), *args], env=environment, text=True, capture_output=True,
+    return subprocess.run([*before, str(BIN), *args], env=environment, text=True, capture_output=True,
                           timeout=timeout)

@@ -12,7 +12,7 @@ import time
 import pytest
 import requests
 
-from conftest import EXACT, OBEY_MODES, call_text, run_mtplx, text_of, weather_chat
+from conftest import EXACT, MODEL, OBEY_MODES, call_text, run_mtplx, text_of, weather_chat
 
 
 def conversation(seed, n_words=110):
@@ -478,6 +478,30 @@ def test_compression_is_found_both_ways(start):
     assert all(a == b for a, b in answers)
     assert sizes["zstd"] < 0.95 * sizes["off"]
     assert run_mtplx("cache", "verify", home=s.home).returncode == 0
+
+
+def test_files_that_may_not_grow(start, tmp_path):
+    """`ulimit -f` ends a process by a signal, unless it asks for an error: it is as a full disk, for the
+    commands, too."""
+    limited = ["bash", "-c", 'ulimit -f 400; exec "$0" "$@"']
+    chat = conversation(44)
+    s = start(*EXACT, before=limited)  # a page is larger, a partial one may not be
+    cold, warm = s.chat(chat), s.chat(chat)
+    assert (cold.mode, warm.mode) == ("cold", "warm_prefix") and cold.text == warm.text
+    assert s.wait_for("the writer", lambda i: i["ssd"]["queued_jobs"] == 0)["ssd"]["is_degraded"]
+    assert s.stop() == 0
+    warnings = [line for line in s.log_lines if "off for now" in line]
+    assert len(warnings) == 1 and "File too large" in warnings[0], s.log
+    assert list(s.home.rglob(".tmp-*")) == []
+    s = start(*EXACT)
+    assert s.chat(chat).text == cold.text
+    assert s.stop() == 0
+    entry = run_mtplx("cache", "ls", home=s.home).stdout.splitlines()[1].split()[0]
+    file = tmp_path / "talk.mtplx"
+    done = run_mtplx("cache", "export", entry, str(file), "--model", str(MODEL), home=s.home,
+                     before=limited)
+    assert done.returncode == 1 and "File too large" in done.stderr, done
+    assert not file.exists()
 
 
 def test_shared_folder_needs_a_key(start, tmp_path):
