@@ -262,23 +262,27 @@ static void finish_cold(mx_engine *e)
     if (e->cold == NULL) {
         return;
     }
-    uint64_t begin = mx_now_us();
-    uint64_t end = begin + e->flush_us, now = begin;
-    bool is_flushed;
+    const uint64_t begin = mx_now_us(), end = begin + e->flush_us, unwritten_before = e->n_unwritten;
+    uint64_t now = begin;
     do { /* a manifest may come back to be written again with pages that somebody removed */
-        is_flushed = mx_cold_flush(e->cold, end - now);
+        (void)mx_cold_flush(e->cold, end - now);
         mx_ticket_collect(e);
         now = mx_now_us();
     } while (mx_ticket_is_writing(e) && now < end);
-    is_flushed = is_flushed && !mx_ticket_is_writing(e);
-    if (is_flushed) {
-        mx_log(MX_LOG_INFO, "shutdown: SSD session cache flushed");
+    mx_cold_stats s;
+    mx_cold_get_stats(e->cold, &s);
+    const uint64_t n_failed = e->n_unwritten - unwritten_before;
+    if (s.queued_jobs > 0 || mx_ticket_is_writing(e)) {
+        mx_log(MX_LOG_WARN, "shutdown: SSD session cache not flushed within %llu ms, jobs_lost=%llu "
+               "(--shutdown-flush)", (unsigned long long)((now - begin) / 1000),
+               (unsigned long long)(s.queued_jobs + n_failed));
+    } else if (n_failed > 0) {
+        mx_log(MX_LOG_WARN, "shutdown: SSD session cache not flushed, jobs_lost=%llu: %s",
+               (unsigned long long)n_failed,
+               s.is_degraded ? s.degraded_reason
+                             : "the folder or the day's budget is full, or pages were removed");
     } else {
-        mx_cold_stats s;
-        mx_cold_get_stats(e->cold, &s);
-        mx_log(MX_LOG_WARN, "shutdown: SSD session cache not flushed within %llu ms, jobs_lost=%llu",
-               (unsigned long long)((mx_now_us() - begin) / 1000),
-               (unsigned long long)s.queued_jobs);
+        mx_log(MX_LOG_INFO, "shutdown: SSD session cache flushed");
     }
     stop_cold(e);
 }

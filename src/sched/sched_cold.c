@@ -728,9 +728,11 @@ static bool complete(mx_engine *e, mx_ticket *t)
         t->query = NULL;
         mx_query_answered(e, q, &t->job);
     }
-    if (t->job.kind == MX_COLD_WRITE_SESSION && t->job.status == MX_E_NOT_FOUND) {
-        return store_again(e, t);
+    if (t->job.kind == MX_COLD_WRITE_SESSION && t->job.status == MX_E_NOT_FOUND
+        && store_again(e, t)) {
+        return true;
     }
+    e->n_unwritten += is_write(t) && t->job.status != MX_OK && t->job.status != MX_E_CANCELLED;
     if (r == NULL) {
         return false;
     }

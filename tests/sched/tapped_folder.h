@@ -21,9 +21,10 @@ enum { N_PROMPT = 300 };
 
 static pthread_mutex_t tap = PTHREAD_MUTEX_INITIALIZER; /* held = calls hang */
 static atomic_bool is_read_tapped, is_sync_tapped;
+static atomic_bool is_disk_full;
 static atomic_int n_failing_reads; /* so many reads of payloads fail with EIO */
 static atomic_int n_held; /* calls that hang */
-static atomic_uint slow_read_us; /* each read of a payload takes so much longer */
+static atomic_uint slow_read_us, slow_write_us; /* each read of a payload takes so much longer; each write */
 static atomic_long n_syncs, n_writes, n_touches;
 
 MX_UNUSED static void pass_tap(const atomic_bool *is_tapped)
@@ -62,6 +63,11 @@ MX_UNUSED static int tap_fsync(int fd)
 MX_UNUSED static ssize_t tap_writev(int fd, const struct iovec *iov, int n)
 {
     atomic_fetch_add(&n_writes, 1);
+    usleep(atomic_load(&slow_write_us));
+    if (atomic_load(&is_disk_full)) {
+        errno = ENOSPC;
+        return -1;
+    }
     return writev(fd, iov, n);
 }
 
@@ -84,8 +90,10 @@ MX_UNUSED static void open_rig(rig *g, size_t budget_pages)
     ops.utimens = tap_utimens;
     atomic_store(&is_read_tapped, false);
     atomic_store(&is_sync_tapped, false);
+    atomic_store(&is_disk_full, false);
     atomic_store(&n_failing_reads, 0);
     atomic_store(&slow_read_us, 0);
+    atomic_store(&slow_write_us, 0);
     g->cfg.cold_mode = MX_COLD_ON;
     g->cfg.cold_tuning = (mx_cold_tuning){.fileops = &ops, .min_free_bytes = -1,
                                           .stop_us = 300000, .retry_us = 1};

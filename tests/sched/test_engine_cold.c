@@ -212,6 +212,68 @@ static void engine_ends_before_a_hanging_folder(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* Ends the engine while the writer has much to do; what it says of that. */
+static void end_while_writing(rig *g, uint64_t flush_us, char text[8192])
+{
+    prompt p;
+    answer a;
+    char path[300];
+    make_prompt(&p, 91);
+    rig_start(g);
+    atomic_store(&slow_write_us, 100000);
+    ask_and_wait(g, &p.q, &a);
+    answer_free(&a);
+    snprintf(path, sizeof path, "%s/log", g->folder);
+    fflush(stderr);
+    const int saved = dup(STDERR_FILENO), log = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    assert_true(saved >= 0 && log >= 0);
+    dup2(log, STDERR_FILENO);
+    mx_engine_stop(g->engine, 0, flush_us);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    atomic_store(&slow_write_us, 0);
+    mx_engine_destroy(g->engine);
+    g->engine = NULL;
+    const ssize_t n = pread(log, text, 8191, 0);
+    close(log);
+    text[n > 0 ? n : 0] = '\0';
+}
+
+static uint64_t jobs_lost(const char *text)
+{
+    const char *at = strstr(text, "jobs_lost=");
+    return at != NULL ? strtoull(at + strlen("jobs_lost="), NULL, 10) : 0;
+}
+
+/* At the end: was there no time, or did writing fail, and why? */
+static void end_says_what_was_not_written(void **state)
+{
+    (void)state;
+    rig g;
+    char text[8192];
+    open_rig(&g, 0);
+    end_while_writing(&g, 60 * 1000000ull, text);
+    assert_non_null(strstr(text, "shutdown: SSD session cache flushed\n"));
+    rig_close(&g);
+
+    open_rig(&g, 0);
+    end_while_writing(&g, 10000, text);
+    assert_non_null(strstr(text, "not flushed within "));
+    assert_non_null(strstr(text, "(--shutdown-flush)"));
+    assert_true(jobs_lost(text) > 0);
+    rig_close(&g);
+
+    open_rig(&g, 0);
+    atomic_store(&is_disk_full, true);
+    end_while_writing(&g, 60 * 1000000ull, text);
+    assert_null(strstr(text, "within"));
+    const char *said = strstr(text, "shutdown: SSD session cache not flushed, jobs_lost=");
+    assert_non_null(said);
+    assert_non_null(strstr(said, "No space left on device"));
+    assert_true(jobs_lost(text) > 0);
+    rig_close(&g);
+}
+
 /* A sector that cannot be read: computed instead, written anew, and read again after that. Reading is
  * said to fail for as long as it does. */
 static void pages_that_cannot_be_read_are_written_anew(void **state)
@@ -554,6 +616,7 @@ int main(void)
         cmocka_unit_test(reads_that_hang_cost_one_wait),
         cmocka_unit_test(times_of_a_prompt_that_gave_way),
         cmocka_unit_test(writes_that_hang_keep_no_pages),
+        cmocka_unit_test(end_says_what_was_not_written),
         cmocka_unit_test(pages_that_cannot_be_read_are_written_anew),
         cmocka_unit_test(what_was_removed_is_stored_again),
         cmocka_unit_test(repetition_writes_nothing),
