@@ -325,7 +325,7 @@ bool mx_cold_sweep(mx_cold *c, uint64_t timeout_us);
 
 typedef struct mx_cold_stats {
     bool is_degraded;
-    char degraded_reason[320];
+    char degraded_reason[512];
     bool is_looked_at;         /* after the start: is_degraded tells whether the folder can be used */
     uint64_t turns;            /* answers whose ids are known to be in the folder */
     bool is_loaded;            /* names and manifests have been read after start, */

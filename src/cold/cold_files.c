@@ -122,25 +122,50 @@ void mx_cold_folder_close(mx_cold_folder *f)
     memset(f->name_sync, MX_COLD_NAME_UNKNOWN, sizeof f->name_sync);
 }
 
-/* Ours, and nobody else can write: otherwise what we read is not what we wrote. */
-static mx_err check_dir(const mx_cold_fileops *ops, int fd, const char *name, mx_errbuf *eb)
+/* Long enough for every text about it: an mx_errbuf has room for more words. */
+typedef struct place {
+    char path[320];
+} place;
+
+/* Where a name in an open folder is, for people: "3f" alone would leave them to search. The kernel
+ * knows the folder's path; where it does not tell, the name has to do. Keeps errno. */
+static const char *place_of(place *p, int dir, const char *name)
 {
+    const int e = errno;
+    char link[32];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", dir);
+    const ssize_t n = dir == AT_FDCWD ? -1 : readlink(link, p->path, sizeof p->path);
+    if (n > 0 && (size_t)n + strlen(name) + 2 <= sizeof p->path) {
+        snprintf(p->path + n, sizeof p->path - (size_t)n, "/%s", name);
+    } else {
+        snprintf(p->path, sizeof p->path, "%s", name);
+    }
+    errno = e;
+    return p->path;
+}
+
+/* Ours, and nobody else can write: otherwise what we read is not what we wrote. */
+static mx_err check_dir(const mx_cold_fileops *ops, int parent, int fd, const char *name,
+                        mx_errbuf *eb)
+{
+    place at;
     static const char way_out[] = "--cache-key-file FILE authenticates every file in it, and uses it as "
                                   "it is";
     struct stat st;
     if (fstat(fd, &st) != 0) {
-        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot look at the folder %s", name);
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot look at the folder %s",
+                             place_of(&at, parent, name));
     }
     if (ops->accepts_others) {
         return MX_OK;
     }
     if (st.st_uid != geteuid()) {
-        return mx_fail(eb, MX_E_DENIED, "the folder %s belongs to user %u, not to us; %s", name,
-                       (unsigned)st.st_uid, way_out);
+        return mx_fail(eb, MX_E_DENIED, "the folder %s belongs to user %u, not to us; %s",
+                       place_of(&at, parent, name), (unsigned)st.st_uid, way_out);
     }
     if ((st.st_mode & 022) != 0) {
         return mx_fail(eb, MX_E_DENIED, "others can write the folder %s (mode %o): chmod go-w it; "
-                       "or %s", name, (unsigned)st.st_mode & 07777, way_out);
+                       "or %s", place_of(&at, parent, name), (unsigned)st.st_mode & 07777, way_out);
     }
     return MX_OK;
 }
@@ -160,12 +185,13 @@ static int open_dir(const mx_cold_fileops *ops, int parent, const char *name, bo
                     bool *is_made, mx_err *err, mx_errbuf *eb)
 {
     const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    place at;
     int fd = ops->open(parent, name, flags, 0);
     *is_made = fd < 0 && errno == ENOENT && create;
     if (*is_made) {
         if (ops->mkdir(parent, name, 0700) != 0 && errno != EEXIST) {
             *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make the folder %s",
-                                 name);
+                                 place_of(&at, parent, name));
             return -1;
         }
         fd = ops->open(parent, name, flags, 0);
@@ -175,7 +201,7 @@ static int open_dir(const mx_cold_fileops *ops, int parent, const char *name, bo
         /* The new name must be durable before anything that is said to be durable lies below it. */
         if (fd >= 0 && parent != AT_FDCWD && ops->fsync(parent) != 0) {
             *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync the parent of %s",
-                                 name);
+                                 place_of(&at, parent, name));
             ops->unlink(parent, name, AT_REMOVEDIR); /* so that the next try makes and syncs it */
             close(fd);
             return -1;
@@ -183,10 +209,10 @@ static int open_dir(const mx_cold_fileops *ops, int parent, const char *name, bo
     }
     if (fd < 0) {
         *err = errno == ELOOP || errno == ENOTDIR ? MX_E_DENIED : mx_cold_errno(errno);
-        mx_fail_errno(eb, *err, errno, "cannot open the folder %s", name);
+        mx_fail_errno(eb, *err, errno, "cannot open the folder %s", place_of(&at, parent, name));
         return -1;
     }
-    *err = check_dir(ops, fd, name, eb);
+    *err = check_dir(ops, parent, fd, name, eb);
     if (*err != MX_OK) {
         close(fd);
         return -1;
@@ -219,7 +245,9 @@ int mx_cold_open_synced(mx_cold_folder *f, mx_cold_object o, const mx_hash256 *i
     }
     /* It was there, but whoever made it may have been killed before he synced it. */
     if (!is_made && *sync == MX_COLD_NAME_UNKNOWN && f->ops->fsync(above) != 0) {
-        *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync the parent of %s", xx);
+        place at;
+        *err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync the parent of %s",
+                             place_of(&at, above, xx));
         *sync = MX_COLD_NAME_FAILED;
         close(fd);
         return -1;
@@ -529,8 +557,8 @@ mx_err mx_cold_read_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, i
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static mx_err write_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, int n_iov,
-                        mx_errbuf *eb)
+/* 0, or the errno. */
+static int write_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, int n_iov)
 {
     while (n_iov > 0) {
         ssize_t n = ops->writev(fd, iov, n_iov);
@@ -538,12 +566,11 @@ static mx_err write_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, i
             continue;
         }
         if (n <= 0) {
-            int e = n == 0 ? ENOSPC : errno;
-            return mx_fail_errno(eb, mx_cold_errno(e), e, "cannot write");
+            return n == 0 ? ENOSPC : errno;
         }
         n_iov = advance(&iov, n_iov, (size_t)n);
     }
-    return MX_OK;
+    return 0;
 }
 
 /* A new file under a name that no other process or thread uses. */
@@ -571,28 +598,36 @@ mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct i
                           int n_iov, mx_errbuf *eb)
 {
     char temp[MX_COLD_NAME_CAP];
+    place at;
     f->is_renamed_unsynced = false;
     int fd = open_temp(f, dir, temp);
     if (fd < 0) {
-        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make a file");
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make %s",
+                             place_of(&at, dir, name));
     }
-    mx_err err = write_all(f->ops, fd, iov, n_iov, eb);
-    if (err == MX_OK && f->ops->fsync(fd) != 0) {
-        err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a file");
+    const char *failed = "write";
+    int e = write_all(f->ops, fd, iov, n_iov);
+    if (e == 0 && f->ops->fsync(fd) != 0) {
+        failed = "sync";
+        e = errno;
     }
-    if (close(fd) != 0 && err == MX_OK) {
-        err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot close a file");
+    if (close(fd) != 0 && e == 0) {
+        failed = "close";
+        e = errno;
     }
-    if (err == MX_OK && f->ops->rename(dir, temp, dir, name) != 0) {
-        err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot rename a file");
+    if (e == 0 && f->ops->rename(dir, temp, dir, name) != 0) {
+        failed = "rename a file to";
+        e = errno;
     }
-    if (err != MX_OK) {
+    if (e != 0) {
         f->ops->unlink(dir, temp, 0); /* best effort: the sweep finds what stays */
-        return err;
+        return mx_fail_errno(eb, mx_cold_errno(e), e, "cannot %s %s", failed,
+                             place_of(&at, dir, name));
     }
     if (f->ops->fsync(dir) != 0) {
         f->is_renamed_unsynced = true;
-        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
+        return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync the folder of %s",
+                             place_of(&at, dir, name));
     }
     return MX_OK;
 }

@@ -48,7 +48,8 @@ static mx_err check_room(mx_cold *c, uint64_t need, mx_errbuf *eb)
     uint64_t reserve = mx_cold_disk_reserve(c, &vfs);
     if (is_free < reserve || is_free - reserve < need) {
         return mx_fail(eb, MX_E_FULL, "the disk of %s is nearly full (%llu MiB free, %llu MiB kept "
-                       "as reserve)", c->dir, (unsigned long long)(is_free >> 20),
+                       "as reserve): make room, or choose another --ssd-session-cache-dir",
+                       c->dir, (unsigned long long)(is_free >> 20),
                        (unsigned long long)(reserve >> 20));
     }
     return MX_OK;

@@ -529,7 +529,7 @@ static void test_refused_folders(void **arg)
     snprintf(path, sizeof path, "%s/v1", s->dir);
     assert_int_equal(symlink(target, path), 0);
     s->cfg.dir = s->dir;
-    check_refused(s, "cannot open the folder v1");
+    check_refused(s, path);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(help_count(target, ""), 0);
     /* a file in its place */
