@@ -58,7 +58,8 @@ struct mx_cold_index {
     node **buckets;      /* [n_buckets], a power of two */
     size_t n_buckets, n_nodes, n_there;
     uint32_t scan;
-    bool has_failed[256]; /* an fsync of a folder, by the first byte of the names in it */
+    bool has_failed[256]; /* an fsync of a folder, by the first byte of the names in it; */
+    bool has_failed_sessions; /* of that of manifests */
 };
 
 enum { FIRST_BUCKETS = 256 };
@@ -425,6 +426,13 @@ void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id)
     pthread_mutex_unlock(&ix->lock);
 }
 
+void mx_cold_index_doubt_manifests(mx_cold_index *ix)
+{
+    pthread_mutex_lock(&ix->lock);
+    ix->has_failed_sessions = true;
+    pthread_mutex_unlock(&ix->lock);
+}
+
 void mx_cold_index_doubt(mx_cold_index *ix, const mx_hash256 *id)
 {
     pthread_mutex_lock(&ix->lock);
@@ -538,6 +546,12 @@ bool mx_cold_index_is_durable(mx_cold_index *ix, const mx_hash256 *last_page, ui
     return is_durable;
 }
 
+/* A manifest that may be gone after a power failure stands for nothing else. */
+static bool is_reliable(const mx_cold_index *ix, const node *n)
+{
+    return n->has_manifest && (n->is_durable || !ix->has_failed_sessions);
+}
+
 /* Only the manifests that are there now make a page an inner one. The walk up a chain ends where
  * another one has been, so all of them together visit each page once, and a cycle, which only a
  * forged manifest could make, ends, too. */
@@ -550,7 +564,7 @@ static void find_inner_locked(mx_cold_index *ix)
     }
     for (size_t i = 0; i < ix->n_buckets; i++) {
         for (const node *n = ix->buckets[i]; n != NULL; n = n->next) {
-            for (node *up = n->has_manifest ? n->parent : NULL; up != NULL && !up->is_inner;
+            for (node *up = is_reliable(ix, n) ? n->parent : NULL; up != NULL && !up->is_inner;
                  up = up->parent) {
                 up->is_inner = true;
             }
@@ -684,7 +698,7 @@ bool mx_cold_index_is_named(mx_cold_index *ix, const mx_hash256 *id)
 {
     pthread_mutex_lock(&ix->lock);
     const node *n = find_locked(ix, id);
-    bool is_named = n != NULL && (n->has_manifest || n->is_inner);
+    bool is_named = n != NULL && (is_reliable(ix, n) || n->is_inner);
     pthread_mutex_unlock(&ix->lock);
     return is_named;
 }

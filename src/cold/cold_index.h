@@ -36,6 +36,9 @@ void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id);
  * and to write one too many is the safe side. */
 void mx_cold_index_doubt(mx_cold_index *ix, const mx_hash256 *id);
 bool mx_cold_index_is_doubtful(mx_cold_index *ix, const mx_hash256 *id);
+/* The same of the folder of manifests: those that this process has not made durable make no other
+ * superfluous. */
+void mx_cold_index_doubt_manifests(mx_cold_index *ix);
 
 /* The file can neither be used nor moved away (a read-only folder, a bad sector): from now on it
  * counts as absent, until set_good says that it was written anew. Remembered in RAM only. */

@@ -124,6 +124,7 @@ static void mark_named(const mx_sweep *s, bool *marked, mx_hash256 *ids, size_t 
 static void spare_unless_synced(const mx_sweep *s, bool *marked, size_t n_marked)
 {
     if (n_marked > 0 && s->f->ops->fsync(s->f->sessions_fd) != 0) {
+        mx_cold_index_doubt_manifests(s->c->index);
         memset(marked, 0, s->n_files * sizeof *marked);
     }
 }

@@ -419,6 +419,8 @@ static mx_err put_manifest(mx_cold *c, const mx_disk_manifest *m, mx_errbuf *eb)
         err = mx_cold_write_file(f, f->sessions_fd, name, &iov, 1, eb);
         if (err == MX_OK) {
             mx_cold_account(c, is_new, is_new ? size : 0);
+        } else if (f->is_renamed_unsynced) {
+            mx_cold_index_doubt_manifests(c->index);
         }
     }
     mx_buf_free(&bytes);

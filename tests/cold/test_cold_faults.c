@@ -680,6 +680,54 @@ static void test_a_sync_that_fails_in_a_sweep_counts(void **arg)
     check_partial_stays(*arg, true);
 }
 
+/* A later point of the conversation makes the earlier one superfluous, if its manifest will still be there
+ * after a power failure. */
+static void check_earlier_stays(state *s, size_t n_earlier, bool is_sweeps_own)
+{
+    mx_cold_fileops told = mx_cold_real_fileops;
+    told.fsync = fail_once;
+    mx_cold_config cfg = s->cfg;
+    cfg.tuning.fileops = &told;
+    mx_cold *c = help_open_settled(&cfg);
+    talk_cut(&s->talk, n_earlier);
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    talk_cut(&s->talk, 192);
+    if (is_sweeps_own) { /* somebody else has written it */
+        mx_cold *other = help_open(&s->cfg);
+        assert_int_equal(help_write_talk(other, &s->talk), MX_OK);
+        mx_cold_close(other);
+        fail_next_sync("sessions");
+    } else {
+        fail_next_sync("sessions");
+        assert_int_equal(help_write_talk(c, &s->talk), MX_E_IO);
+        usleep(1000);
+    }
+    for (int i = 0; i < 2; i++) {
+        sweep_aged(c, s);
+        assert_false(atomic_load(&must_fail_once));
+        assert_int_equal(help_count(s->sub, ".session"), 2);
+        assert_int_equal(help_count(s->sub, ".page"), n_earlier % 64 == 0 ? 3 : 4);
+    }
+    assert_int_equal(help_write_talk(c, &s->talk), MX_OK);
+    sweep_aged(c, s);
+    mx_cold_close(c);
+    assert_int_equal(help_count(s->sub, ".session"), 1);
+    assert_int_equal(help_count(s->sub, ".page"), 3);
+    help_remove_tree(s->sub);
+}
+
+static void test_what_a_manifest_in_doubt_replaces_stays(void **arg)
+{
+    check_earlier_stays(*arg, 128, false);
+    check_earlier_stays(*arg, 150, false);
+}
+
+static void test_a_sync_of_manifests_that_fails_in_a_sweep_counts(void **arg)
+{
+    check_earlier_stays(*arg, 128, true);
+    check_earlier_stays(*arg, 150, true);
+}
+
 /* The default limit is a tenth of what would be free without the cache, whoever settles it: the sweep after
  * start, or, when somebody else holds gc.lock, the writer. A restart makes it neither larger nor smaller. */
 static void test_default_limit_counts_what_is_there(void **arg)
@@ -856,6 +904,8 @@ int main(void)
 #endif
         T(test_what_a_page_in_doubt_replaces_stays),
         T(test_a_sync_that_fails_in_a_sweep_counts),
+        T(test_what_a_manifest_in_doubt_replaces_stays),
+        T(test_a_sync_of_manifests_that_fails_in_a_sweep_counts),
         T(test_reserve_of_the_disk),
         T(test_folder_removed_while_writing),
         T(test_default_limit_waits_for_free_space),
