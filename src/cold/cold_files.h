@@ -102,6 +102,17 @@ mx_err mx_cold_touch(const mx_cold_folder *f, int dir, const char *name, int64_t
  * time in the future, and keeps that. */
 mx_err mx_cold_renew(const mx_cold_folder *f, int dir, const char *name, int64_t ns);
 int64_t mx_cold_wall_ns(void);
+/* Times for page i of a chain that is used now, and for a state of it, between its page and the one behind:
+ * the limit takes the oldest first, which is then the end. */
+MX_INLINE int64_t mx_cold_page_time_ns(int64_t now_ns, uint64_t i)
+{
+    return now_ns - (int64_t)i * 1000;
+}
+
+MX_INLINE int64_t mx_cold_state_time_ns(int64_t now_ns, uint64_t position)
+{
+    return mx_cold_page_time_ns(now_ns, (position - 1) / 64) - 500;
+}
 
 /* Maps an errno of a system call on a file to a code. */
 mx_err mx_cold_errno(int e);

@@ -78,23 +78,12 @@ static void free_sorting(sorting *k)
     }
 }
 
-/* Its payload says nothing here, and may be megabytes in each of thousands. False: it cannot be read. */
+/* Its payload says nothing here, and may be megabytes in each of thousands. */
 static bool read_head(const mx_visit_model *model, const mx_hash256 *id, mx_disk_page *page)
 {
-    const mx_cold_fileops *ops = model->trust.ops;
-    uint8_t head[MX_DISK_PAYLOAD_AT];
     char path[MX_COLD_NAME_CAP + 16];
-    struct iovec iov = {head, sizeof head};
-    uint64_t n;
-    int fd;
     mx_visit_object_path(MX_COLD_PAGE, id, path);
-    if (mx_cold_open_file(ops, model->fd, path, &fd, &n, NULL) != MX_OK) {
-        return false;
-    }
-    bool is_read = mx_cold_read_all(ops, fd, &iov, 1, NULL) == MX_OK;
-    close(fd);
-    return is_read && mx_disk_page_decode(page, head, sizeof head, NULL) == MX_OK
-           && mx_hash256_eq(&page->own, id);
+    return mx_object_read_head(model->trust.ops, model->fd, path, MX_COLD_PAGE, id, page);
 }
 
 /* A turn ends inside of a page as a rule, and the page that goes on from there has another name: their

@@ -25,15 +25,35 @@ mx_err mx_object_other_key(mx_errbuf *eb)
     return mx_fail(eb, MX_E_DENIED, "whole, but authenticated with another key, or forged");
 }
 
+static mx_err decode(mx_cold_object o, const mx_hash256 *id, const uint8_t *bytes, size_t n,
+                     mx_disk_page *page, mx_errbuf *eb)
+{
+    MX_TRY(o == MX_COLD_STATE ? mx_disk_state_decode(page, bytes, n, eb)
+                              : mx_disk_page_decode(page, bytes, n, eb));
+    return mx_hash256_eq(&page->own, id) ? MX_OK
+                                         : mx_fail(eb, MX_E_CORRUPT, "the name is not the identity");
+}
+
+bool mx_object_read_head(const mx_cold_fileops *ops, int dir, const char *name, mx_cold_object o,
+                         const mx_hash256 *id, mx_disk_page *page)
+{
+    uint8_t head[MX_DISK_PAYLOAD_AT];
+    struct iovec iov = {head, sizeof head};
+    uint64_t n;
+    int fd;
+    if (mx_cold_open_file(ops, dir, name, &fd, &n, NULL) != MX_OK) {
+        return false;
+    }
+    bool is_read = mx_cold_read_all(ops, fd, &iov, 1, NULL) == MX_OK;
+    close(fd);
+    return is_read && decode(o, id, head, sizeof head, page, NULL) == MX_OK;
+}
+
 static mx_err check(mx_object_reader *r, mx_cold_object o, const mx_hash256 *id, size_t n,
                     mx_disk_page *page, const uint8_t **payload, mx_errbuf *eb)
 {
     const uint8_t *stored = r->bytes + MX_DISK_PAYLOAD_AT;
-    MX_TRY(o == MX_COLD_STATE ? mx_disk_state_decode(page, r->bytes, n, eb)
-                              : mx_disk_page_decode(page, r->bytes, n, eb));
-    if (!mx_hash256_eq(&page->own, id)) {
-        return mx_fail(eb, MX_E_CORRUPT, "the name is not the identity");
-    }
+    MX_TRY(decode(o, id, r->bytes, n, page, eb));
     if (n != MX_DISK_PAYLOAD_AT + page->stored_bytes || page->payload_bytes > MAX_OBJECT_BYTES) {
         return mx_fail(eb, MX_E_CORRUPT, "size");
     }

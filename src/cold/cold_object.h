@@ -35,6 +35,11 @@ mx_err mx_object_read(mx_object_reader *r, int dir, const char *name, mx_cold_ob
                       uint64_t *n_file, mx_errbuf *eb);
 void mx_object_reader_free(mx_object_reader *r);
 
+/* Only what stands in front of the payload, which the name vouches for. False: it cannot be read, or is not
+ * sound. */
+bool mx_object_read_head(const mx_cold_fileops *ops, int dir, const char *name, mx_cold_object o,
+                         const mx_hash256 *id, mx_disk_page *page);
+
 /* MX_E_DENIED with its text: right sums, wrong tag. Of somebody with another key, or forged. */
 mx_err mx_object_other_key(mx_errbuf *eb);
 

@@ -241,16 +241,12 @@ bool mx_cold_state_exists(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id)
     return mx_cold_look_for(c, f, MX_COLD_STATE, id, 0) == MX_OK;
 }
 
-/* Between the ages of two pages: the limit takes the oldest first. */
-enum { STEP_NS = 1000 };
-
 bool mx_cold_touch_state(mx_cold *c, mx_cold_folder *f, const mx_hash256 *id, uint64_t position,
                          int64_t now_ns)
 {
     char path[MX_COLD_NAME_CAP];
-    int64_t page = (int64_t)((position - 1) / MX_PAGE_TOKENS);
     mx_cold_object_path(MX_COLD_STATE, id, path);
-    mx_err err = mx_cold_renew(f, f->states_fd, path, now_ns - page * STEP_NS - STEP_NS / 2);
+    mx_err err = mx_cold_renew(f, f->states_fd, path, mx_cold_state_time_ns(now_ns, position));
     if (err == MX_E_NOT_FOUND) {
         mx_cold_index_remove(c->index, id);
     }
@@ -264,7 +260,7 @@ size_t mx_cold_touch_chain(mx_cold *c, mx_cold_folder *f, const mx_hash256 *ids,
     for (size_t i = n; i-- > 0;) {
         char path[MX_COLD_NAME_CAP];
         mx_cold_object_path(MX_COLD_PAGE, &ids[i], path);
-        if (mx_cold_renew(f, f->pages_fd, path, now_ns - (int64_t)i * STEP_NS) == MX_E_NOT_FOUND) {
+        if (mx_cold_renew(f, f->pages_fd, path, mx_cold_page_time_ns(now_ns, i)) == MX_E_NOT_FOUND) {
             mx_cold_index_remove(c->index, &ids[i]);
             n_missing++;
         }

@@ -127,13 +127,66 @@ static mx_err open_model(mx_cold_folder *f, const char *dir, const mx_hash256 *k
     return err;
 }
 
+/* A bookmark in the making. */
+typedef struct changing {
+    const mx_cold_folder *f;
+    const mx_hash256 *key;
+    mx_bookmark_fn *fn;
+    void *arg;
+} changing;
+
+static void renew_state(const mx_cold_folder *f, const mx_hash256 *id, int64_t now_ns)
+{
+    char path[MX_COLD_NAME_CAP + 16];
+    mx_disk_page head;
+    mx_visit_object_path(MX_COLD_STATE, id, path);
+    if (mx_object_read_head(f->ops, f->root_fd, path, MX_COLD_STATE, id, &head)) {
+        uint64_t at = head.first_position + head.n_tokens;
+        (void)mx_cold_renew(f, f->root_fd, path, mx_cold_state_time_ns(now_ns, at));
+    }
+}
+
+static void renew_chain(const mx_cold_folder *f, const mx_hash256 *key, const mx_hash256 *entry)
+{
+    const int64_t now_ns = mx_cold_wall_ns();
+    char name[MX_COLD_NAME_CAP], path[MX_COLD_NAME_CAP + 16];
+    mx_disk_manifest m;
+    uint8_t *copy;
+    mx_cold_session_name(entry, name);
+    if (mx_cold_read_manifest(f->ops, f->sessions_fd, name, entry, key, false, &m, &copy, NULL) != MX_OK) {
+        return;
+    }
+    (void)mx_cold_renew(f, f->sessions_fd, name, now_ns);
+    for (uint32_t i = 0; i < m.n_states; i++) {
+        renew_state(f, &m.state_ids[i], now_ns);
+    }
+    for (uint32_t i = m.n_pages; i-- > 0;) {
+        mx_visit_object_path(MX_COLD_PAGE, &m.page_ids[i], path);
+        (void)mx_cold_renew(f, f->root_fd, path, mx_cold_page_time_ns(now_ns, i));
+    }
+    mx_free(copy);
+}
+
+/* A sweep that has read the bookmarks before does not know of this one; but it lets be what is in use, and
+ * what it points to is from here on. */
+static bool change_and_renew(void *arg, mx_bookmark *b, bool is_there)
+{
+    const changing *c = arg;
+    bool is_changed = c->fn(c->arg, b, is_there);
+    if (is_changed && (b->is_pinned || !is_there)) {
+        renew_chain(c->f, c->key, &b->entry);
+    }
+    return is_changed;
+}
+
 mx_err mx_cold_change_bookmark(const char *dir, const mx_hash256 *key, const char *folder,
                                const mx_hash256 *own, mx_bookmark_fn *fn, void *arg,
                                mx_errbuf *eb)
 {
     mx_cold_folder f;
     MX_TRY(open_model(&f, dir, key, folder, eb));
-    mx_err err = mx_bookmark_change(&f, own, key, fn, arg, eb);
+    changing c = {&f, key, fn, arg};
+    mx_err err = mx_bookmark_change(&f, own, key, change_and_renew, &c, eb);
     mx_cold_folder_close(&f);
     return err;
 }

@@ -256,6 +256,44 @@ static void test_a_pin_holds_against_a_sweep(void **arg)
     check_pinned(*arg, true);
 }
 
+static const state *choosing; /* NULL = nobody */
+
+static int rename_and_pin(int old_dir, const char *old_name, int new_dir, const char *new_name)
+{
+    const state *s = choosing;
+    if (s != NULL) {
+        choosing = NULL;
+        mark(s, (wish){.t = &s->other, .pin = true});
+    }
+    return mx_cold_real_fileops.rename(old_dir, old_name, new_dir, new_name);
+}
+
+/* The sweep has read all bookmarks, and its list is made; the first file goes when somebody pins one of the
+ * others. */
+static void test_a_pin_holds_against_a_sweep_that_runs(void **arg)
+{
+    state *s = *arg;
+    help_keep_talk(s, &s->talk, 1, 300);
+    help_keep_talk(s, &s->other, 2, 300);
+    help_age_all(s, "", 8 * DAY_S);
+    for (size_t i = 0; i < s->talk.n_ids; i++) { /* so that these go first */
+        char path[700];
+        int64_t age_s = 9 * DAY_S;
+        help_page_path(s, &s->talk.ids[i], path);
+        help_age(path, &age_s);
+    }
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.rename = rename_and_pin;
+    s->cfg.tuning.fileops = &ops;
+    s->cfg.ttl_s = DAY_S;
+    choosing = s;
+    sweep(s);
+    assert_null(choosing);
+    assert_int_equal(count(s, ".page"), 5);
+    assert_int_equal(count(s, ".session"), 1);
+    assert_int_equal(help_find_talk(s, &s->other), 300);
+}
+
 /* A conversation has gone on: its earlier point is superfluous, unless somebody stands there. */
 static void check_superseded(state *s, bool is_named)
 {
@@ -678,6 +716,7 @@ int main(void)
         cmocka_unit_test(test_names),
         T(test_a_pin_holds_against_gc),
         T(test_a_pin_holds_against_a_sweep),
+        T(test_a_pin_holds_against_a_sweep_that_runs),
         T(test_a_name_keeps_its_point),
         T(test_without_a_name_it_goes),
         T(test_a_session_goes_with_its_turns),

@@ -7,6 +7,7 @@
 #include "cold/cold_help.h"
 
 #include "cold/cold_files.h"
+#include "cold/cold_tools.h"
 
 enum { STATE_FILE_BYTES = 4096 + HELP_STATE_BYTES };
 
@@ -421,6 +422,44 @@ static void test_thinned_by_coverage(void **arg)
 }
 
 /* A model without states has no folder for them, and does not touch that of one that has. */
+static int64_t time_ns(const char *path)
+{
+    struct stat st;
+    assert_int_equal(lstat(path, &st), 0);
+    return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+}
+
+/* It is as if it had been read: in order, so that without the pin the end goes first. */
+static void test_a_pin_makes_a_chain_young(void **arg)
+{
+    state *s = *arg;
+    char path[700];
+    mx_errbuf eb = {{0}};
+    mx_cold_close(write_talk(s, 300));
+    help_age_all(s, "", 9 * 86400);
+    const int64_t before_ns = (int64_t)time(NULL) * 1000000000 - 1000000;
+    mx_cold_entry e = {.root = s->root, .id = s->talk.ids[4], .n_tokens = 300};
+    snprintf(e.folder, sizeof e.folder, "%s", strrchr(s->root_dir, '/') + 1);
+    assert_int_equal(mx_cold_pin_entry(s->dir, NULL, &e, &eb), MX_OK);
+    int64_t pages[5];
+    for (size_t i = 0; i < 5; i++) {
+        object_path(s, "pages", &s->talk.ids[i], "page", path);
+        pages[i] = time_ns(path);
+        assert_true(pages[i] >= before_ns && (i == 0 || pages[i] < pages[i - 1]));
+    }
+    for (size_t at = TALK_SPACING; at <= 300; at += TALK_SPACING) {
+        state_path(s, at, path);
+        int64_t ns = time_ns(path);
+        size_t page = (at - 1) / 64;
+        assert_true(ns >= before_ns && ns < pages[page] && (page == 4 || ns > pages[page + 1]));
+    }
+    assert_int_equal(help_each_file(s->root_dir, ".session", NULL, NULL), 1);
+    char hex[65];
+    mx_hash256_hex(&s->talk.ids[4], hex);
+    snprintf(path, sizeof path, "%s/sessions/%s.session", s->root_dir, hex);
+    assert_true(time_ns(path) >= before_ns);
+}
+
 static void test_models_without_states(void **arg)
 {
     state *s = *arg;
@@ -466,6 +505,7 @@ int main(void)
         T(test_look_that_fails_is_not_absence),
         T(test_sweep_reads_states_once),
         T(test_thinned_by_coverage),
+        T(test_a_pin_makes_a_chain_young),
         T(test_models_without_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
