@@ -485,11 +485,11 @@ static mx_err open_folder(writing *w, const char *dir, const mx_hash256 *key,
                           const mx_hash256 *root, mx_errbuf *eb)
 {
     bool has_states = w->model->shape.state_bytes > 0;
-    w->reader.trust = (mx_cold_trust){&mx_cold_real_fileops, key, false};
+    w->reader.trust = (mx_cold_trust){&mx_cold_real_fileops, key, false, NULL};
     mx_cold_folder_init(&w->folder, w->reader.trust.ops, dir, root, has_states);
     mx_err err = mx_cold_folder_ready(&w->folder, false, eb);
     if (err == MX_E_DENIED && key != NULL) {
-        w->reader.trust = (mx_cold_trust){&mx_cold_shared_fileops, key, true};
+        w->reader.trust = (mx_cold_trust){&mx_cold_shared_fileops, key, true, NULL};
         mx_cold_folder_init(&w->folder, w->reader.trust.ops, dir, root, has_states);
         err = mx_cold_folder_ready(&w->folder, false, eb);
     }

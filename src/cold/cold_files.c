@@ -492,6 +492,22 @@ mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb)
     return err;
 }
 
+mx_err mx_cold_open_lock(const mx_cold_fileops *ops, int v1_fd, const char *dir, int *fd, mx_errbuf *eb)
+{
+    struct stat st;
+    *fd = ops->open(v1_fd, "gc.lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+    const int e = errno;
+    /* Something else in its place locks nobody out; a FIFO would even open. */
+    if (*fd < 0 ? fstatat(v1_fd, "gc.lock", &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(st.st_mode)
+                : fstat(*fd, &st) == 0 && !S_ISREG(st.st_mode))
+    {
+        close_fd(fd);
+        return mx_fail(eb, MX_E_DENIED, "%s/v1/gc.lock is not a file: remove it", dir);
+    }
+    return *fd >= 0 ? MX_OK
+                    : mx_fail_errno(eb, mx_cold_errno(e), e, "cannot open %s/v1/gc.lock", dir);
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 mx_err mx_cold_open_file(const mx_cold_fileops *ops, int dir, const char *name, int *fd,

@@ -89,6 +89,9 @@ mx_err mx_cold_read_all(const mx_cold_fileops *ops, int fd, struct iovec *iov, i
 mx_err mx_cold_write_file(mx_cold_folder *f, int dir, const char *name, struct iovec *iov,
                           int n_iov, mx_errbuf *eb);
 
+/* Opens v1/gc.lock, made when absent; *fd is the caller's to lock and close. `dir` is for the text. */
+mx_err mx_cold_open_lock(const mx_cold_fileops *ops, int v1_fd, const char *dir, int *fd, mx_errbuf *eb);
+
 /* Moves a bad file to quarantine/ and puts the reason beside it; logs it. False when it could not
  * be moved (then it stays where it is). */
 bool mx_cold_quarantine(mx_cold_folder *f, int dir, const char *name, const char *reason);

@@ -17,6 +17,7 @@ typedef struct mx_cold_trust {
     const mx_cold_fileops *ops;
     const mx_hash256 *key; /* or NULL */
     bool needs_tag;        /* others can write it: what has no tag is not ours */
+    mx_errbuf *why;        /* or NULL: gets the text of the first folder that cannot be entered */
 } mx_cold_trust;
 
 typedef struct mx_object_reader {

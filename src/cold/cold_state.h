@@ -99,6 +99,7 @@ struct mx_cold {
     bool has_failed[MX_COLD_N_SIDES]; /* stats.is_degraded is one of them */
     uint64_t reader_alive_us;   /* the reader's last sign of life in this job */
     uint64_t max_bytes;         /* 0 = the default, not settled yet: see mx_cold_limit */
+    bool is_hindrance_told;     /* nothing can be deleted, and people have been told */
     bool is_counted;            /* stats.bytes is what a sweep has seen, and what was written since */
     mx_cold_stats stats;
     mx_cold_pin pins[MX_PINS_MAX]; /* [n_pins] of this root */

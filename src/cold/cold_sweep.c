@@ -111,16 +111,31 @@ static void delete_superfluous(mx_sweep *s)
     mx_sweep_remove_empty_roots(s);
 }
 
-/* -1 = somebody else has it, or the folder cannot be written. */
-static int take_gc_lock(const mx_sweep *s)
+/* -1 = somebody else has it, or there is none to be had, which `why` tells. */
+static int take_gc_lock(const mx_sweep *s, mx_errbuf *why)
 {
-    int fd = s->f->ops->open(s->f->v1_fd, "gc.lock",
-                             O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    int fd;
+    if (mx_cold_open_lock(s->f->ops, s->f->v1_fd, s->c->dir, &fd, why) == MX_OK
+        && flock(fd, LOCK_EX | LOCK_NB) != 0)
+    {
         close(fd);
         fd = -1;
     }
     return fd;
+}
+
+/* Nothing is deleted as long as that lasts: the folder stays full, and nobody would know why. Where the
+ * tier is off people have been told, and of the same thing. */
+static void tell_of_hindrance(mx_cold *c, const char *why)
+{
+    pthread_mutex_lock(&c->lock);
+    const bool is_new = why[0] != '\0' && !c->is_hindrance_told && !c->stats.is_degraded;
+    c->is_hindrance_told = why[0] != '\0' && (c->is_hindrance_told || is_new);
+    pthread_mutex_unlock(&c->lock);
+    if (is_new) {
+        mx_log(MX_LOG_WARN, "cold: nothing is deleted from folder=%s until this is mended: %s", c->dir,
+               why);
+    }
 }
 
 /* What was written during the walk may be counted twice until the next one: too much is the safe side. */
@@ -153,7 +168,7 @@ static void expire_sessions(mx_sweep *s)
 {
     mx_cold *c = s->c;
     mx_cold_counts n = {0};
-    mx_cold_trust trust = {s->f->ops, s->key, s->key != NULL};
+    mx_cold_trust trust = {s->f->ops, s->key, s->key != NULL, NULL};
     (void)mx_sweep_expire_sessions(s->f->v1_fd, &trust, s->now_s, s->delete_age_s, note_expired, s, &n);
     pthread_mutex_lock(&c->lock);
     bool is_told = c->n_expired > 0;
@@ -186,7 +201,8 @@ static void learn_pins(const mx_sweep *s)
 static void run(mx_sweep *s)
 {
     mx_cold *c = s->c;
-    int lock = take_gc_lock(s);
+    mx_errbuf why = {{0}};
+    int lock = take_gc_lock(s, &why);
     pthread_mutex_lock(&c->lock);
     c->written_bytes = c->written_files = 0;
     pthread_mutex_unlock(&c->lock);
@@ -198,6 +214,10 @@ static void run(mx_sweep *s)
     learn_pins(s);
     index_objects(s);
     bool is_whole = s->err == MX_OK && !atomic_load(&c->is_stopping);
+    if (s->err != MX_OK && why.text[0] == '\0') {
+        mx_fail(&why, s->err, "%s", s->why.text[0] != '\0' ? s->why.text : mx_err_name(s->err));
+    }
+    tell_of_hindrance(c, why.text);
     if (is_whole) {
         mx_cold_index_scan_end(c->index);
     }

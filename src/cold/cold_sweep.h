@@ -80,7 +80,8 @@ typedef struct mx_sweep {
     int failed_errno;      /* why not, of the last of them */
     mx_swept_cause cause;  /* of what is deleted now */
     int64_t now_s;
-    mx_err err;            /* a walk that could not see everything deletes nothing */
+    mx_err err;            /* a walk that could not see everything deletes nothing; */
+    mx_errbuf why;         /* its text, or an empty one */
 } mx_sweep;
 
 enum { MX_SWEEP_NO_ROOT = 0xFFFF };

@@ -430,8 +430,8 @@ static mx_err begin_sweep(tool_sweep *t, const char *dir, const mx_hash256 *key,
     t->marked = mx_calloc(t->s.n_files + 1, sizeof *t->marked);
     mx_err err = t->marked == NULL ? MX_E_NOMEM : t->s.err;
     return err == MX_OK ? MX_OK
-                        : mx_fail(eb, err, "cannot see all of %s (%s); nothing was removed", dir,
-                                  mx_err_name(err));
+                        : mx_fail(eb, err, "nothing was removed: cannot see all of %s: %s", dir,
+                                  t->s.why.text[0] != '\0' ? t->s.why.text : mx_err_name(err));
 }
 
 static mx_err end_sweep(tool_sweep *t, mx_err err, mx_cold_counts *out, const char *dir,

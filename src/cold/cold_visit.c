@@ -111,12 +111,13 @@ static mx_err take_lock(int fd, const char *dir, uint32_t wait_ms, mx_errbuf *eb
 mx_err mx_visit_open(mx_visit *o, const char *dir, const mx_hash256 *key, bool lock,
                        uint32_t wait_ms, mx_errbuf *eb)
 {
-    *o = (mx_visit){-1, -1, -1, {&mx_cold_real_fileops, key, false}};
+    *o = (mx_visit){-1, -1, -1, {&mx_cold_real_fileops, key, false, eb}};
     mx_fail(eb, MX_OK, "%s", "");
     mx_err err;
     o->top = mx_cold_open_dir(o->trust.ops, AT_FDCWD, dir, false, &err, eb);
     if (o->top < 0 && err == MX_E_DENIED && key != NULL) {
-        o->trust = (mx_cold_trust){&mx_cold_shared_fileops, key, true};
+        o->trust = (mx_cold_trust){&mx_cold_shared_fileops, key, true, eb};
+        mx_fail(eb, MX_OK, "%s", "");
         o->top = mx_cold_open_dir(o->trust.ops, AT_FDCWD, dir, false, &err, eb);
     }
     if (o->top < 0) {
@@ -128,11 +129,7 @@ mx_err mx_visit_open(mx_visit *o, const char *dir, const mx_hash256 *key, bool l
         return err;
     }
     if (lock) {
-        o->lock = openat(o->v1, "gc.lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK,
-                         0600);
-        if (o->lock < 0) {
-            return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot open %s/v1/gc.lock", dir);
-        }
+        MX_TRY(mx_cold_open_lock(o->trust.ops, o->v1, dir, &o->lock, eb));
         MX_TRY(take_lock(o->lock, dir, wait_ms, eb));
     }
     return MX_OK;
@@ -140,10 +137,22 @@ mx_err mx_visit_open(mx_visit *o, const char *dir, const mx_hash256 *key, bool l
 
 /* ---- walking --------------------------------------------------------------------------------- */
 
+/* A folder that cannot be entered, where that is an error. */
+static void note_why(const mx_cold_trust *t, const mx_errbuf *eb)
+{
+    if (t->why != NULL && t->why->text[0] == '\0') {
+        *t->why = *eb;
+    }
+}
+
 mx_err mx_visit_names(const mx_cold_trust *t, int parent, const char *folder, mx_visit_name_fn *fn, void *arg)
 {
     mx_err err;
-    int fd = mx_cold_open_dir(t->ops, parent, folder, false, &err, NULL);
+    mx_errbuf eb = {{0}};
+    int fd = mx_cold_open_dir(t->ops, parent, folder, false, &err, &eb);
+    if (fd < 0 && err != MX_E_NOT_FOUND) {
+        note_why(t, &eb);
+    }
     if (fd < 0) {
         return err == MX_E_NOT_FOUND ? MX_OK : err;
     }
@@ -190,11 +199,15 @@ static mx_err enter_model(void *arg, int v1, const char *name)
     if (!mx_visit_is_named(name, "", &id) || (w->only != NULL && strcmp(w->only, name) != 0)) {
         return MX_OK;
     }
-    mx_visit_model m = {.fd = mx_cold_open_dir(w->trust->ops, v1, name, false, &err, NULL),
-                   .trust = *w->trust};
+    mx_errbuf eb = {{0}};
+    mx_visit_model m = {.fd = mx_cold_open_dir(w->trust->ops, v1, name, false, &err, &eb),
+                        .trust = *w->trust};
     if (m.fd < 0) {
-        bool is_others = err == MX_E_DENIED && w->only == NULL;
-        return is_others || err == MX_E_NOT_FOUND ? MX_OK : err;
+        if (err == MX_E_NOT_FOUND || (err == MX_E_DENIED && w->only == NULL)) { /* or somebody else's */
+            return MX_OK;
+        }
+        note_why(w->trust, &eb);
+        return err;
     }
     snprintf(m.name, sizeof m.name, "%s", name);
     err = w->fn(w->arg, &m);

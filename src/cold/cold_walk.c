@@ -133,12 +133,14 @@ static void visit_file(mx_sweep *s, int dir, const char *name, void *arg)
 static int open_seen(mx_sweep *s, int parent, const char *name)
 {
     mx_err err;
+    mx_errbuf eb = {{0}};
     struct stat st;
-    int dir = mx_cold_open_dir(s->f->ops, parent, name, false, &err, NULL);
+    int dir = mx_cold_open_dir(s->f->ops, parent, name, false, &err, &eb);
     if (dir < 0 && fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode)) {
         s->n_foreign++; /* not a folder of ours: no reason to leave the rest unswept */
     } else if (dir < 0 && err != MX_E_NOT_FOUND) {
         s->err = err;
+        s->why = eb;
     }
     return dir;
 }

@@ -19,6 +19,7 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -605,6 +606,42 @@ HELP bool help_is_there(const help_bed *s, const char *name)
     char path[700];
     snprintf(path, sizeof path, "%s/%s", s->root_dir, name);
     return access(path, F_OK) == 0;
+}
+
+/* ---- what is logged --------------------------------------------------------------------------- */
+
+typedef struct help_log {
+    int saved, file;
+} help_log;
+
+/* From here on, at level info. */
+MX_UNUSED static help_log help_log_begin(void)
+{
+    help_log l = {dup(STDERR_FILENO), memfd_create("log", 0)};
+    fflush(stderr);
+    assert_true(l.saved >= 0 && l.file >= 0);
+    dup2(l.file, STDERR_FILENO);
+    mx_log_set_level(MX_LOG_INFO);
+    return l;
+}
+
+MX_UNUSED static void help_log_end(const help_log *l, char *text, size_t cap)
+{
+    mx_log_set_level(MX_LOG_ERROR);
+    dup2(l->saved, STDERR_FILENO);
+    close(l->saved);
+    const ssize_t n = pread(l->file, text, cap - 1, 0);
+    close(l->file);
+    text[n > 0 ? n : 0] = '\0';
+}
+
+MX_UNUSED static size_t help_count_text(const char *text, const char *what)
+{
+    size_t n = 0;
+    for (const char *p = text; (p = strstr(p, what)) != NULL; p++) {
+        n++;
+    }
+    return n;
 }
 
 #endif

@@ -517,7 +517,7 @@ static size_t expire_by(const state *s, const mx_cold_fileops *ops, bool is_enou
     snprintf(path, sizeof path, "%s/v1", s->dir);
     int v1 = open(path, O_RDONLY | O_DIRECTORY);
     assert_true(v1 >= 0);
-    const mx_cold_trust trust = {ops, NULL, false};
+    const mx_cold_trust trust = {ops, NULL, false, NULL};
     assert_int_equal(mx_sweep_expire_sessions(v1, &trust, mx_wall_s(), 0, fn, &x, &n), MX_OK);
     close(v1);
     return x.n_told;

@@ -253,14 +253,8 @@ static void test_folder_fails_for_ever(void **arg)
     } cases[] = {{OP_WRITE, ENOSPC}, {OP_FSYNC, EIO}, {OP_OPEN, EACCES}, {OP_MKDIR, EROFS},
                  {OP_RENAME, EIO}};
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
-        char log_path[300];
-        snprintf(log_path, sizeof log_path, "%s/log", s->dir);
-        fflush(stderr);
-        int saved = dup(STDERR_FILENO);
-        int log = open(log_path, O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0600);
-        assert_true(saved >= 0 && log >= 0);
-        dup2(log, STDERR_FILENO);
-        mx_log_set_level(MX_LOG_INFO);
+        char text[4000];
+        const help_log log = help_log_begin();
         set_fault(cases[i].which, cases[i].error, 1, true);
         mx_cold *c = help_open(&s->cfg);
         mx_err err = MX_OK;
@@ -271,18 +265,9 @@ static void test_folder_fails_for_ever(void **arg)
         mx_cold_get_stats(c, &st);
         bool is_flushed = mx_cold_flush(c, 1000000);
         mx_cold_close(c);
-        mx_log_set_level(MX_LOG_ERROR);
-        dup2(saved, STDERR_FILENO);
-        close(saved);
-        close(log);
+        help_log_end(&log, text, sizeof text);
         set_fault(OP_OPEN, 0, 0, false);
-        char text[4000] = {0};
-        help_slurp(log_path, (uint8_t *)text, sizeof text - 1);
-        size_t n_warnings = 0;
-        for (const char *p = text; (p = strstr(p, "warning: ")) != NULL; p++) {
-            n_warnings++;
-        }
-        if (n_warnings != 1 || strstr(text, "off for now") == NULL) {
+        if (help_count_text(text, "warning: ") != 1 || strstr(text, "off for now") == NULL) {
             print_message("%s: expected one warning, got: %s\n", op_names[cases[i].which], text);
             fail();
         }

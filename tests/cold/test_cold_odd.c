@@ -249,6 +249,44 @@ static void test_sweep_passes_over_strange_folders(void **arg)
     mx_cold_close(c);
 }
 
+/* As long as the sweep cannot lock others out, or see everything, the folder only grows: people are told,
+ * once, and where. */
+static void test_what_hinders_deleting_is_said(void **arg)
+{
+    static const struct {
+        const char *harm, *mend, *text;
+    } cases[] = {
+        {"ln -s / v1/gc.lock", "rm v1/gc.lock", "/v1/gc.lock is not a file: remove it"},
+        {"mkdir v1/gc.lock", "rmdir v1/gc.lock", "/v1/gc.lock is not a file: remove it"},
+        {"mkfifo v1/gc.lock", "rm v1/gc.lock", "/v1/gc.lock is not a file: remove it"},
+        {"chmod 777 v1/*/pages/*", "chmod 700 v1/*/pages/*", "/pages/"},
+    };
+    state *s = *arg;
+    char command[900], text[4000];
+    write_talk(s);
+    mx_cold *c = help_open_settled(&s->cfg);
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        snprintf(command, sizeof command, "cd '%s' && echo x > v1/.tmp-1-1-1 && touch -d '2 days ago' "
+                 "v1/.tmp-1-1-1 && rm -f v1/gc.lock && %s", s->dir, cases[i].harm);
+        assert_int_equal(system(command), 0);
+        const help_log log = help_log_begin();
+        assert_true(mx_cold_sweep(c, 10000000));
+        assert_true(mx_cold_sweep(c, 10000000));
+        help_log_end(&log, text, sizeof text);
+        if (help_count_text(text, "warning: ") != 1 || strstr(text, cases[i].text) == NULL
+            || strstr(text, "nothing is deleted") == NULL || help_count(s->dir, "-1-1") != 1)
+        {
+            print_message("%s: expected one warning, got: %s\n", cases[i].harm, text);
+            fail();
+        }
+        snprintf(command, sizeof command, "cd '%s' && %s", s->dir, cases[i].mend);
+        assert_int_equal(system(command), 0);
+        assert_true(mx_cold_sweep(c, 10000000));
+        assert_int_equal(help_count(s->dir, "-1-1"), 0);
+    }
+    mx_cold_close(c);
+}
+
 /* A file with a hole of a terabyte is not a full folder. What is in quarantine gives way first. */
 static void test_holes_and_quarantine_cost_no_pages(void **arg)
 {
@@ -362,6 +400,7 @@ int main(void)
         T(test_reading_and_writing_fail_apart),
         T(test_folders_and_files_in_each_others_place),
         T(test_sweep_passes_over_strange_folders),
+        T(test_what_hinders_deleting_is_said),
         T(test_holes_and_quarantine_cost_no_pages),
         T(test_two_hundred_models),
         T(test_removed_folder_is_forgotten),

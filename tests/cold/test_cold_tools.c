@@ -99,6 +99,13 @@ static void test_gc_leaves_the_manifest_of_what_is_used(void **arg)
     assert_int_equal(help_count(s->root_dir, ".session"), 1);
 }
 
+static void pass_over(void *arg, const char *path, const char *reason)
+{
+    (void)arg;
+    (void)path;
+    (void)reason;
+}
+
 /* What is not seen must not look as if it were not there. */
 static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
 {
@@ -111,7 +118,11 @@ static void test_gc_that_cannot_see_all_takes_nothing(void **arg)
     assert_int_equal(chmod(path, 0777), 0);
     assert_int_equal(mx_cold_gc(s->dir, NULL, 0, 0, &n, &eb), MX_E_DENIED);
     assert_non_null(strstr(eb.text, "nothing was removed"));
+    assert_non_null(strstr(eb.text, path)); /* what to mend */
     assert_int_equal(n.n_files, 0);
+    eb.text[0] = '\0';
+    assert_int_equal(mx_cold_verify(s->dir, NULL, NULL, false, pass_over, NULL, &n, &eb), MX_E_DENIED);
+    assert_non_null(strstr(eb.text, path));
     assert_int_equal(help_count(s->root_dir, ".page"), 10);
     assert_int_equal(chmod(path, 0700), 0);
     assert_int_equal(gc(s, 0, 0).n_files, 11);
