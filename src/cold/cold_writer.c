@@ -655,6 +655,24 @@ static mx_err condemn_all(mx_cold *c, const mx_cold_job *job)
 
 /* ---- a job ----------------------------------------------------------------------------------- */
 
+/* A folder that was there a moment ago is not: somebody removes them all (`cache rm --all`), which may
+ * meet each new one again until it is done. To be off for half a minute would lose what comes meanwhile. */
+static mx_err write_patiently(mx_cold *c, mx_cold_job *job, mx_errbuf *eb)
+{
+    static const useconds_t pauses_us[] = {0, 1000, 4000, 16000, 64000};
+    mx_err err;
+    for (size_t i = 0;; i++) {
+        eb->text[0] = '\0';
+        err = job->kind != MX_COLD_WRITE_SESSION ? write_object(c, job, eb) : store_session(c, job, eb);
+        if (err != MX_E_NOT_FOUND || eb->text[0] == '\0' || i == MX_COUNT(pauses_us)
+            || atomic_load(&c->is_stopping))
+        {
+            return err;
+        }
+        usleep(pauses_us[i]);
+    }
+}
+
 void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
 {
     uint64_t start = mx_now_us();
@@ -674,12 +692,7 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
                || (is_object && mx_cold_index_is_tainted(c->index, &job->page_id))) {
         err = MX_E_IO;
     } else {
-        int n_left = 3;
-        do {
-            eb.text[0] = '\0';
-            err = is_object ? write_object(c, job, &eb) : store_session(c, job, &eb);
-            /* Gone since a moment ago: somebody removes the folders (`cache rm --all`). */
-        } while (err == MX_E_NOT_FOUND && eb.text[0] != '\0' && --n_left > 0);
+        err = write_patiently(c, job, &eb);
         /* Codes with a text come from the folder; those without are our own business. */
         if (err == MX_OK) {
             mx_cold_worked(c, MX_COLD_WRITING);

@@ -12,12 +12,18 @@
 #include "cold/cold_files.h"
 
 static atomic_int n_reads, n_utimens, n_syncs;
+static atomic_int n_vanishing; /* so many folders are removed before a file can be made in them */
 static atomic_bool is_read_only, is_unreadable, is_short_of_files;
 
 static int open_unless_short(int dir, const char *name, int flags, unsigned mode)
 {
     if (atomic_load(&is_short_of_files) && strlen(name) == 2) { /* pages/xx */
         errno = EMFILE;
+        return -1;
+    }
+    if (strncmp(name, ".tmp-", 5) == 0 && atomic_load(&n_vanishing) > 0) {
+        atomic_fetch_sub(&n_vanishing, 1);
+        errno = ENOENT;
         return -1;
     }
     return mx_cold_real_fileops.open(dir, name, flags, mode);
@@ -229,6 +235,25 @@ static void test_folders_and_files_in_each_others_place(void **arg)
     }
 }
 
+/* `cache rm --all` removes folders as fast as they are made again, but not for ever. */
+static void test_folders_that_keep_vanishing(void **arg)
+{
+    state *s = *arg;
+    mx_cold_stats st;
+    s->cfg.tuning.retry_us = 3600000000u;
+    mx_cold *c = help_open_settled(&s->cfg);
+    for (size_t i = 0; i < s->talk.n_ids; i++) {
+        atomic_store(&n_vanishing, 5);
+        assert_int_equal(help_write_page(c, &s->talk, i), MX_OK);
+    }
+    atomic_store(&n_vanishing, 5);
+    assert_int_equal(help_write_session(c, &s->talk), MX_OK);
+    mx_cold_get_stats(c, &st);
+    assert_false(st.is_degraded);
+    assert_int_equal(help_read_talk(c, &s->talk, s->talk.n), s->talk.n);
+    mx_cold_close(c);
+}
+
 /* One strange name does not stop the sweep from seeing the rest. */
 static void test_sweep_passes_over_strange_folders(void **arg)
 {
@@ -399,6 +424,7 @@ int main(void)
         T(test_condemned_while_files_are_short),
         T(test_reading_and_writing_fail_apart),
         T(test_folders_and_files_in_each_others_place),
+        T(test_folders_that_keep_vanishing),
         T(test_sweep_passes_over_strange_folders),
         T(test_what_hinders_deleting_is_said),
         T(test_holes_and_quarantine_cost_no_pages),
