@@ -257,6 +257,7 @@ mx_err mx_bookmark_change(mx_cold_folder *f, const mx_hash256 *own, const mx_has
     mx_bookmark b;
     uint8_t bytes[MX_BOOKMARK_BYTES];
     char name[MX_COLD_NAME_CAP];
+    struct stat st;
     mx_bookmark_file_name(own, name);
     pthread_mutex_lock(&changing);
     mx_err err = mx_bookmark_read(f->ops, f->sessions_fd, own, key, true, &b, eb);
@@ -269,6 +270,11 @@ mx_err mx_bookmark_change(mx_cold_folder *f, const mx_hash256 *own, const mx_has
     if (err == MX_OK && fn(arg, &b, is_there)) {
         err = mx_bookmark_encode(&b, key, bytes);
         struct iovec iov = {bytes, sizeof bytes};
+        if (!is_there && fstatat(f->sessions_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0
+            && S_ISDIR(st.st_mode))
+        { /* that a file cannot be written over */
+            (void)mx_cold_quarantine(f, f->sessions_fd, name, "not a file or folder of the cache");
+        }
         err = err != MX_OK ? mx_fail(eb, err, "out of memory")
                            : mx_cold_write_file(f, f->sessions_fd, name, &iov, 1, eb);
     }

@@ -664,7 +664,7 @@ static void test_damaged_bookmarks(void **arg)
 {
     state *s = *arg;
     uint8_t bytes[MX_BOOKMARK_BYTES];
-    char name[MX_COLD_NAME_CAP], path[700];
+    char name[MX_COLD_NAME_CAP], path[700], command[1500];
     help_keep_talk(s, &s->talk, 1, 300);
     mx_hash256 own = mark(s, (wish){.t = &s->talk, .name = "kept", .pin = true});
     mx_bookmark_file_name(&own, name);
@@ -679,6 +679,13 @@ static void test_damaged_bookmarks(void **arg)
     assert_int_equal(count(s, ".page"), 0);
     assert_int_equal(count(s, ".bookmark"), 1);
     mark(s, (wish){.t = &s->talk, .name = "kept"}); /* written over */
+    assert_int_equal(help_slurp(path, bytes, sizeof bytes), sizeof bytes);
+    snprintf(command, sizeof command, "rm '%s' && mkdir -p '%s/x'", path, path);
+    assert_int_equal(system(command), 0);
+    mark(s, (wish){.t = &s->talk, .name = "kept"}); /* makes way */
+    assert_int_equal(help_slurp(path, bytes, sizeof bytes), sizeof bytes);
+    snprintf(command, sizeof command, "rm -r '%s/quarantine/'*", s->root_dir);
+    assert_int_equal(system(command), 0);
     assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n.n_files, &n.n_bytes, &eb), MX_OK);
     assert_string_equal(eb.text, "");
 }
