@@ -70,9 +70,10 @@ static double time_matmul(const mx_kern *k, mx_qtype type, uint32_t n_out, uint3
     void *panels = need(*bytes);
     mx_wmat w;
     mx_wmat_repack(&w, type, n_out, n_cols, file, panels);
-    void *act = need(mx_act_bytes(act_type, rows, n_cols));
+    const bool keeps_x = mx_wmat_takes_floats(&w);
+    void *act = need(mx_act_bytes(act_type, rows, n_cols, keeps_x));
     mx_act a;
-    mx_act_bind(&a, act_type, rows, n_cols, act);
+    mx_act_bind(&a, act_type, rows, n_cols, keeps_x, act);
     float *x = need((size_t)rows * n_cols * sizeof *x);
     float *y = need((size_t)rows * n_out * sizeof *y);
     void *scratch = need(mx_kern_matmul_scratch(&w));
@@ -163,7 +164,7 @@ static void bench_vectors(const mx_kern *k)
     fill(x, N);
     fill(y, N);
     mx_act a;
-    mx_act_bind(&a, act_type, 1, N, need(mx_act_bytes(act_type, 1, N)));
+    mx_act_bind(&a, act_type, 1, N, false, need(mx_act_bytes(act_type, 1, N, false)));
     double best[3] = {1e9, 1e9, 1e9};
     bool ok = true;
     for (int i = 0; i < REPETITIONS; i++) {

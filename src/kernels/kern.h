@@ -48,6 +48,12 @@ typedef struct mx_wmat {
     uint8_t *panels; /* [n_panels][panel_bytes], 64-byte aligned, owned by whoever allocated it */
 } mx_wmat;
 
+/* Whether it is multiplied with the rows as they are, so that the activations have to keep them. */
+MX_INLINE bool mx_wmat_takes_floats(const mx_wmat *w)
+{
+    return w->type == MX_F32 || w->type == MX_F16 || w->type == MX_BF16;
+}
+
 /* Bytes that the repacked form needs; 0 when the shape cannot be (n_cols not a multiple of the
  * type's block, a dimension of 0, overflow). */
 size_t mx_wmat_bytes(mx_qtype type, uint32_t n_rows, uint32_t n_cols);
@@ -87,14 +93,17 @@ typedef struct mx_act {
     float *scale;        /* [max_rows][n_blocks] */
     float *sum;          /* [max_rows][n_sums], exact integers */
     float *sum32;        /* [max_rows][n_sums32], likewise */
-    float *x;            /* [max_rows][n_cols] the unquantised row */
+    float *x;            /* [max_rows][n_cols] the unquantised row, or NULL */
     int8_t *q8;          /* MX_ACT_8: [max_rows][q_stride], of each 8 inputs 0 4 1 5 2 6 3 7 */
     uint8_t *q8_biased;  /* likewise, + 128 */
 } mx_act;
 
-size_t mx_act_bytes(mx_act_type type, uint32_t max_rows, uint32_t n_cols);
-/* Points *a into memory (64-byte aligned, mx_act_bytes long, zeroed by the caller once). */
-void mx_act_bind(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, void *memory);
+/* keeps_x: the rows will be multiplied with a float matrix (mx_wmat_takes_floats), too. 0 when the
+ * shape cannot be. */
+size_t mx_act_bytes(mx_act_type type, uint32_t max_rows, uint32_t n_cols, bool keeps_x);
+/* Points *a into memory (64-byte aligned, mx_act_bytes long). */
+void mx_act_bind(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, bool keeps_x,
+                 void *memory);
 /* The rows of a from row0 (< max_rows) on, as activations of their own over the same memory. */
 mx_act mx_act_from_row(const mx_act *a, uint32_t row0);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where the parts of an activation buffer lie: [q][scale][sum][sum32][x][q8][q8 biased], each on a cache
- * line; the last two with 8 bits only.
+ * Where the parts of an activation buffer lie: [q][scale][sum][sum32][q8][q8 biased][x], each on a cache
+ * line; q8 with 8 bits only. x only where a matrix wants it, which in most files is nowhere: it would
+ * be larger than all the others together.
  */
 #include "kernels/kern_layout.h"
 
@@ -25,7 +26,8 @@ static bool add_part(size_t rows, size_t per_row, size_t elem, size_t *at)
     return true;
 }
 
-static bool layout_of(mx_act_type type, uint32_t max_rows, uint32_t n_cols, act_layout *l)
+static bool layout_of(mx_act_type type, uint32_t max_rows, uint32_t n_cols, bool keeps_x,
+                      act_layout *l)
 {
     const size_t block = type == MX_ACT_8 ? MX_SUB_BLOCK : MX_ACT_BLOCK;
     l->q_stride = mx_round_up((size_t)n_cols, MX_SUB_BLOCK);
@@ -40,8 +42,6 @@ static bool layout_of(mx_act_type type, uint32_t max_rows, uint32_t n_cols, act_
     ok = ok && add_part(max_rows, l->n_sums, sizeof(float), &at);
     l->sum32_at = at;
     ok = ok && add_part(max_rows, l->n_sums32, sizeof(float), &at);
-    l->x_at = at;
-    ok = ok && add_part(max_rows, n_cols, sizeof(float), &at);
     l->q8_at = at;
     l->biased_at = at;
     if (type == MX_ACT_8) {
@@ -49,20 +49,23 @@ static bool layout_of(mx_act_type type, uint32_t max_rows, uint32_t n_cols, act_
         l->biased_at = at;
         ok = ok && add_part(max_rows, l->q_stride, 1, &at);
     }
+    l->x_at = at;
+    ok = ok && (!keeps_x || add_part(max_rows, n_cols, sizeof(float), &at));
     l->total = at;
     return ok;
 }
 
-size_t mx_act_bytes(mx_act_type type, uint32_t max_rows, uint32_t n_cols)
+size_t mx_act_bytes(mx_act_type type, uint32_t max_rows, uint32_t n_cols, bool keeps_x)
 {
     act_layout l;
-    return layout_of(type, max_rows, n_cols, &l) ? l.total : 0;
+    return layout_of(type, max_rows, n_cols, keeps_x, &l) ? l.total : 0;
 }
 
-void mx_act_bind(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, void *memory)
+void mx_act_bind(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols, bool keeps_x,
+                 void *memory)
 {
     act_layout l;
-    const bool ok = layout_of(type, max_rows, n_cols, &l);
+    const bool ok = layout_of(type, max_rows, n_cols, keeps_x, &l);
     assert(ok && (uintptr_t)memory % MX_VEC_BYTES == 0);
     (void)ok;
     uint8_t *base = memory;
@@ -78,7 +81,7 @@ void mx_act_bind(mx_act *a, mx_act_type type, uint32_t max_rows, uint32_t n_cols
         .scale = (float *)(void *)(base + l.scale_at),
         .sum = (float *)(void *)(base + l.sum_at),
         .sum32 = (float *)(void *)(base + l.sum32_at),
-        .x = (float *)(void *)(base + l.x_at),
+        .x = keeps_x ? (float *)(void *)(base + l.x_at) : NULL,
         .q8 = type == MX_ACT_8 ? (int8_t *)(base + l.q8_at) : NULL,
         .q8_biased = type == MX_ACT_8 ? base + l.biased_at : NULL,
     };
@@ -93,7 +96,7 @@ mx_act mx_act_from_row(const mx_act *a, uint32_t row0)
     rows.scale += (size_t)row0 * a->n_blocks;
     rows.sum += (size_t)row0 * a->n_sums;
     rows.sum32 += (size_t)row0 * a->n_sums32;
-    rows.x += (size_t)row0 * a->n_cols;
+    rows.x = a->x != NULL ? a->x + (size_t)row0 * a->n_cols : NULL;
     if (a->type == MX_ACT_8) {
         rows.q8 += (size_t)row0 * a->q_stride;
         rows.q8_biased += (size_t)row0 * a->q_stride;

@@ -262,7 +262,9 @@ static bool act_quantize(mx_act *a, const float *x, size_t ldx, uint32_t row0, u
         if (!(a->type == MX_ACT_8 ? quantize_row_8(a, x, r) : quantize_row_16(a, x, r))) {
             return false;
         }
-        memcpy(a->x + (size_t)r * a->n_cols, x, a->n_cols * sizeof *x);
+        if (a->x != NULL) {
+            memcpy(a->x + (size_t)r * a->n_cols, x, a->n_cols * sizeof *x);
+        }
     }
     return true;
 }

@@ -576,6 +576,7 @@ MX_INLINE void float_tile(const mx_qtype type, const uint8_t *panel, const mx_ac
                           const int tm, float (*out)[MX_PANEL_ROWS])
 {
     const size_t step = MX_PANEL_ROWS * mx_float_bytes(type);
+    assert(a->x != NULL && "activations that do not keep their rows");
     const float *x = a->x + (size_t)row * a->n_cols;
     v16f acc[FLOAT_ROWS];
     MX_UNROLL

@@ -110,15 +110,14 @@ static MX_NOINLINE void test_matmul(chain *c, const mx_kern *k, mx_qtype type, m
     const mx_qtype_info *info = mx_qtype_get(type);
     const uint32_t cols = info->block_elems == 256 ? 256 : COLS;
     assert(mx_wmat_bytes(type, ROWS, cols) <= sizeof s.panels);
-    assert(mx_act_bytes(act, TOKENS, cols) <= sizeof s.act);
+    assert(mx_act_bytes(act, TOKENS, cols, true) <= sizeof s.act);
     assert((size_t)ROWS * cols / info->block_elems * info->block_bytes <= sizeof s.file);
-    memset(s.act, 0, sizeof s.act);
     fill_weights(c, type, s.file, (size_t)ROWS * cols / info->block_elems);
     fill_floats(c, s.x, TOKENS * cols);
     mx_wmat w;
     mx_act a;
     mx_wmat_repack(&w, type, ROWS, cols, s.file, s.panels);
-    mx_act_bind(&a, act, TOKENS, cols, s.act);
+    mx_act_bind(&a, act, TOKENS, cols, true, s.act);
     const bool finite = k->act_quantize(&a, s.x, cols, 0, TOKENS);
     absorb(c, &finite, 1);
     for (size_t i = 0; i < MX_COUNT(n_rows); i++) {

@@ -230,7 +230,7 @@ typedef struct mx_weights {
 } mx_weights;
 
 /* Checks name and shape of every tensor, then repacks them on all workers of the pool; with pool NULL
- * it only checks and measures: arena stays NULL. */
+ * it only checks and measures: arena and the panels of all matrices stay NULL. */
 mx_err mx_weights_load(mx_weights *w, const mx_blueprint *bp, const mx_gguf *g, mx_pool *pool,
                        mx_errbuf *eb);
 void mx_weights_free(mx_weights *w);

@@ -31,14 +31,53 @@ static void *part(layout *l, size_t count, size_t elem_bytes)
     return l->base != NULL ? l->base + begin : NULL;
 }
 
-static void act_part(layout *l, mx_act_type type, mx_act *a, uint32_t max_rows, uint32_t n_cols)
+static void act_part(layout *l, mx_act_type type, mx_act *a, uint32_t max_rows, uint32_t n_cols,
+                     bool keeps_x)
 {
-    size_t bytes = mx_act_bytes(type, max_rows, n_cols);
+    size_t bytes = mx_act_bytes(type, max_rows, n_cols, keeps_x);
     l->is_too_big |= bytes == 0;
     void *memory = part(l, 1, bytes);
     if (memory != NULL) {
-        mx_act_bind(a, type, max_rows, n_cols, memory);
+        mx_act_bind(a, type, max_rows, n_cols, keeps_x, memory);
     }
+}
+
+/* Which activations meet float matrices: most files have none but the router of a mixture. */
+typedef struct float_uses {
+    bool embd;  /* the residual stream, normalised */
+    bool mixed; /* what attention or GDN gives */
+    bool moe;   /* the rows of experts, */
+    bool ff;    /* and what goes into their second matrix, or into the only one */
+    bool shared; /* likewise in the shared expert */
+} float_uses;
+
+/* One that the layer does not have takes nothing. */
+static bool takes_floats(const mx_wmat *w)
+{
+    return w->n_panels != 0 && mx_wmat_takes_floats(w);
+}
+
+static float_uses find_float_uses(const mx_weights *w, const mx_blueprint *bp)
+{
+    /* The embedding multiplies where there is no other output matrix. */
+    float_uses u = {.embd = takes_floats(&w->output) || takes_floats(&w->token_embd)};
+    for (uint32_t i = 0; i < bp->n_layers; i++) {
+        const mx_layer *l = &w->layers[i];
+        const mx_wmat *of_embd[] = {&l->qkv[0], &l->qkv[1], &l->qkv[2], &l->out_gate, &l->alpha,
+                                    &l->beta, &l->gate, &l->up, &l->router, &l->shared_router,
+                                    &l->shared_gate, &l->shared_up};
+        for (size_t k = 0; k < MX_COUNT(of_embd); k++) {
+            u.embd |= takes_floats(of_embd[k]);
+        }
+        u.mixed |= takes_floats(&l->attn_out);
+        u.ff |= takes_floats(&l->down);
+        u.shared |= takes_floats(&l->shared_down);
+        if (bp->n_experts != 0) { /* all have one type, they come from one tensor */
+            u.moe |= takes_floats(l->gates) || (l->ups != NULL && takes_floats(l->ups));
+            u.ff |= takes_floats(l->downs);
+        }
+    }
+    return u;
 }
 
 static size_t largest_matmul_scratch(const mx_weights *w, const mx_blueprint *bp)
@@ -60,7 +99,7 @@ static size_t largest_matmul_scratch(const mx_weights *w, const mx_blueprint *bp
     return most;
 }
 
-static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places)
+static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places, const float_uses *u)
 {
     mx_moe *moe = &m->s.moe;
     const mx_blueprint *bp = &m->bp;
@@ -70,30 +109,30 @@ static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places)
     moe->weight = part(l, n_places, sizeof *moe->weight);
     moe->place = part(l, n_places, sizeof *moe->place);
     moe->begin = part(l, (size_t)bp->n_experts + 1, sizeof *moe->begin);
-    act_part(l, m->act_type, &moe->act, n_places, bp->n_embd);
+    act_part(l, m->act_type, &moe->act, n_places, bp->n_embd, u->moe);
     moe->down = part(l, n_places, bp->n_embd * sizeof *moe->down);
     if (bp->n_ff_shared != 0) {
         moe->shared_weight = part(l, rows, sizeof *moe->shared_weight);
         moe->shared_gate_up = part(l, rows, 2 * (size_t)bp->n_ff_shared * sizeof(float));
         moe->shared_down = part(l, rows, bp->n_embd * sizeof *moe->shared_down);
-        act_part(l, m->act_type, &moe->shared_act, m->max_batch_rows, bp->n_ff_shared);
+        act_part(l, m->act_type, &moe->shared_act, m->max_batch_rows, bp->n_ff_shared, u->shared);
     }
 }
 
 /* The mixer's output as activations: of attention or of GDN, never of both at once. It has 16 bits
  * in any case (docs/numerics.md section 3). */
-static void lay_out_mixed(mx_model *m, layout *l)
+static void lay_out_mixed(mx_model *m, layout *l, bool keeps_x)
 {
     mx_state *s = &m->s;
     const uint32_t rows = m->max_batch_rows, q_width = mx_q_width(&m->bp);
     const uint32_t v_width = mx_v_width(&m->bp);
     s->attn = part(l, rows, mx_max_size(q_width, v_width) * sizeof(float));
     const size_t begin = l->at;
-    act_part(l, MX_ACT_16, &s->act_attn, rows, q_width);
+    act_part(l, MX_ACT_16, &s->act_attn, rows, q_width, keeps_x);
     if (v_width > 0) {
         const size_t end = l->at;
         l->at = begin; /* the same memory */
-        act_part(l, MX_ACT_16, &s->act_gdn, rows, v_width);
+        act_part(l, MX_ACT_16, &s->act_gdn, rows, v_width, keeps_x);
         l->at = mx_max_size(l->at, end);
     }
 }
@@ -105,6 +144,7 @@ static void lay_out(mx_model *m, layout *l)
     size_t rows = m->max_batch_rows;
     uint32_t head_rows = m->max_batch_rows > m->max_logit_rows ? m->max_batch_rows
                                                                : m->max_logit_rows;
+    const float_uses uses = find_float_uses(&m->w, bp);
     s->rows = part(l, rows, sizeof *s->rows);
     s->groups = part(l, rows, sizeof *s->groups);
     s->cut_rows = part(l, rows, sizeof *s->cut_rows);
@@ -112,7 +152,7 @@ static void lay_out(mx_model *m, layout *l)
     s->h = part(l, rows, bp->n_embd * sizeof(float));
     s->runs = bp->arch->has_gdn ? part(l, rows, sizeof *s->runs) : NULL;
     s->qkv = part(l, rows, mx_qkv_width(bp) * sizeof(float));
-    lay_out_mixed(m, l);
+    lay_out_mixed(m, l, uses.mixed);
     const size_t n_spans = mx_max_size(bp->n_ctx / MX_ATTN_SPAN + 1, MX_ATTN_MIN_PARTS);
     s->parts_cap = n_spans * bp->n_heads * mx_attn_part_floats(bp->head_dim);
     s->parts = part(l, s->parts_cap, sizeof(float));
@@ -124,10 +164,10 @@ static void lay_out(mx_model *m, layout *l)
     s->jobs = part(l, 2 * (size_t)bp->n_experts + 4, sizeof *s->jobs);
     s->gate_up = part(l, n_places, 2 * (size_t)bp->n_ff * sizeof(float));
     if (bp->n_experts != 0) {
-        lay_out_moe(m, l, (uint32_t)n_places);
+        lay_out_moe(m, l, (uint32_t)n_places, &uses);
     }
-    act_part(l, m->act_type, &s->act_embd, head_rows, bp->n_embd);
-    act_part(l, m->act_type, &s->act_ff, (uint32_t)n_places, bp->n_ff);
+    act_part(l, m->act_type, &s->act_embd, head_rows, bp->n_embd, uses.embd);
+    act_part(l, m->act_type, &s->act_ff, (uint32_t)n_places, bp->n_ff, uses.ff);
 
     size_t matmul_bytes = largest_matmul_scratch(&m->w, bp);
     size_t attn_floats = m->kern->attn_scratch_floats(bp->head_dim, MX_ATTN_QUERIES);

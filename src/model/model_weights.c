@@ -114,6 +114,9 @@ static mx_err take_matrices(loader *l, item *it, uint32_t n_matrices, uint32_t n
     it->n_out = n_out;
     it->apart_bytes = mx_round_up(bytes, SLICE_ALIGN);
     l->n_items++;
+    for (uint32_t k = 0; k < n_matrices; k++) { /* its place comes with the arena */
+        mx_wmat_bind(&dst[k], t->type->type, n_out, (uint32_t)t->ne[0], NULL);
+    }
     if (!mx_mul_ok(it->apart_bytes, it->n_matrices, &bytes)) {
         bytes = 0; /* refused as too large */
     }

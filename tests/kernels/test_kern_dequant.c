@@ -162,7 +162,7 @@ static void sizes(void **state)
             fail_msg("%s: %zu bytes in the file, %zu packed", info->name, file, packed);
         }
     }
-    assert_int_equal(mx_act_bytes(MX_ACT_16, UINT32_MAX, UINT32_MAX), 0);
+    assert_int_equal(mx_act_bytes(MX_ACT_16, UINT32_MAX, UINT32_MAX, true), 0);
 }
 
 int main(void)

@@ -34,8 +34,8 @@ static void problem_init(problem *p, mx_act_type act, mx_qtype type, uint32_t n_
     fill_blocks(&r, weights, type, p->file, blocks);
     p->panels = need(mx_wmat_bytes(type, n_out, n_cols));
     mx_wmat_repack(&p->w, type, n_out, n_cols, p->file, p->panels);
-    p->act_memory = need(mx_act_bytes(act, n_rows, n_cols));
-    mx_act_bind(&p->a, act, n_rows, n_cols, p->act_memory);
+    p->act_memory = need(mx_act_bytes(act, n_rows, n_cols, true));
+    mx_act_bind(&p->a, act, n_rows, n_cols, true, p->act_memory);
     p->x = need((size_t)n_rows * n_cols * sizeof(float));
     fill_floats(&r, rows, p->x, (size_t)n_rows * n_cols);
     p->scratch = need(mx_kern_matmul_scratch(&p->w));
@@ -203,9 +203,11 @@ static void compare_level(const mx_kern *k, problem *p)
     assert_true(ref->act_quantize(&p->a, p->x, p->n_cols, 0, p->n_rows));
     ref->matmul(&p->w, &p->a, p->n_rows, want, p->n_out, 0, p->w.n_panels, p->scratch);
 
-    void *memory = need(mx_act_bytes(p->act, p->n_rows, p->n_cols));
+    const size_t act_bytes = mx_act_bytes(p->act, p->n_rows, p->n_cols, true);
+    void *memory = need(act_bytes);
+    memset(memory, 0xff, act_bytes); /* what stood there before is no matter */
     mx_act a;
-    mx_act_bind(&a, p->act, p->n_rows, p->n_cols, memory);
+    mx_act_bind(&a, p->act, p->n_rows, p->n_cols, true, memory);
     const uint32_t cut = p->n_rows / 2;
     assert_true(k->act_quantize(&a, p->x, p->n_cols, 0, cut));
     assert_true(k->act_quantize(&a, p->x + (size_t)cut * p->n_cols, p->n_cols, cut, p->n_rows));
@@ -271,9 +273,9 @@ static void many_rows(void **state)
     float one[20];
     k->matmul(&p.w, &p.a, 300, all, 20, 0, 2, p.scratch);
     for (uint32_t r = 0; r < 300; r++) {
-        void *memory = need(mx_act_bytes(MX_ACT_16, 1, 288));
+        void *memory = need(mx_act_bytes(MX_ACT_16, 1, 288, true));
         mx_act a;
-        mx_act_bind(&a, MX_ACT_16, 1, 288, memory);
+        mx_act_bind(&a, MX_ACT_16, 1, 288, true, memory);
         assert_true(k->act_quantize(&a, p.x + (size_t)r * 288, 288, 0, 1));
         k->matmul(&p.w, &a, 1, one, 20, 0, 2, p.scratch);
         check_same(one, all + 20 * r, 20, "row alone", r);
@@ -338,10 +340,10 @@ static void activations(void **state)
         const mx_kern *k = level_or_null(levels[l]);
         for (size_t i = 0; k != NULL && i < MX_COUNT(widths); i++) {
             const uint32_t n = widths[i];
-            void *memory = need(mx_act_bytes(MX_ACT_16, 2, n));
+            void *memory = need(mx_act_bytes(MX_ACT_16, 2, n, true));
             float *x = need(2 * n * sizeof *x);
             mx_act a;
-            mx_act_bind(&a, MX_ACT_16, 2, n, memory);
+            mx_act_bind(&a, MX_ACT_16, 2, n, true, memory);
             rng r = {n};
             fill_floats(&r, FILL_NORMAL, x, 2 * n);
             assert_true(k->act_quantize(&a, x, n, 0, 2));

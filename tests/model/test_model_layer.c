@@ -61,14 +61,14 @@ static void product_of(const reference *ref, mx_act_type type, const char *name,
     mx_wmat w;
     mx_act a;
     void *panels = mx_alloc_aligned(64, mx_wmat_bytes(t->type->type, n_out, n_in));
-    const size_t act_bytes = mx_act_bytes(type, 1, n_in);
+    const size_t act_bytes = mx_act_bytes(type, 1, n_in, true);
     void *act = mx_alloc_aligned(64, act_bytes);
     assert_true(panels != NULL && act != NULL);
     memset(act, 0, act_bytes);
     mx_wmat_repack(&w, t->type->type, n_out, n_in, bytes_of(ref, t), panels);
     void *scratch = mx_alloc_aligned(64, mx_round_up(mx_kern_matmul_scratch(&w), 64));
     assert_non_null(scratch);
-    mx_act_bind(&a, type, 1, n_in, act);
+    mx_act_bind(&a, type, 1, n_in, true, act);
     assert_true(ref->k->act_quantize(&a, x, n_in, 0, 1));
     ref->k->matmul(&w, &a, 1, y, n_out, 0, w.n_panels, scratch);
     mx_free(scratch);

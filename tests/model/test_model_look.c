@@ -3,6 +3,7 @@
  * A model that is loaded without a pool can only be looked at, as `mtplx inspect` does. What is seen
  * then must be what loading the same file takes and gives.
  */
+#include "model/model_internal.h"
 #include "model_rig.h"
 #include "tiny_models.h"
 
@@ -43,10 +44,45 @@ static void looking_is_like_loading(void **state)
     }
 }
 
+/* Rows are copied beside their integers only where a matrix wants them as they are. */
+static void work_memory_is_as_small_as_can_be(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        bool embd, mixed, ff; /* meet float matrices */
+    } want[] = {
+        {"f32", true, true, true},
+        {"q4_1", false, false, false},
+        {"q8_0", true, false, false},     /* an output matrix of F16 */
+        {"qwen3moe", true, false, false}, /* the router */
+        {"qwen35moe", true, true, true},
+    };
+    size_t n_seen = 0;
+    for (size_t i = 0; i < MX_COUNT(tinies); i++) {
+        char path[64];
+        rig_write(path, &tinies[i].spec);
+        rig r = rig_open(path, rig_default());
+        unlink(path);
+        const mx_state *s = &r.model->s;
+        for (size_t k = 0; k < MX_COUNT(want); k++) {
+            if (strcmp(tinies[i].name, want[k].name) == 0) {
+                n_seen++;
+                assert_int_equal(s->act_embd.x != NULL, want[k].embd);
+                assert_int_equal(s->act_attn.x != NULL, want[k].mixed);
+                assert_int_equal(s->act_ff.x != NULL, want[k].ff);
+            }
+        }
+        rig_close(&r);
+    }
+    assert_int_equal(n_seen, MX_COUNT(want));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(looking_is_like_loading),
+        cmocka_unit_test(work_memory_is_as_small_as_can_be),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
