@@ -308,18 +308,21 @@ typedef struct mx_state {
     uint32_t n_rows, n_groups, n_runs;
     float *x;             /* [max_rows][n_embd] residual stream */
     float *h;             /* [max_rows][n_embd] a norm's output, then what is added to x */
+    mx_act act_embd;      /* rows of n_embd */
+    /* Of the mixer, that is attention or GDN; what follows it uses the same memory. */
     float *qkv;           /* [max_rows][mx_qkv_width] */
     float *attn;          /* [max_rows][q_width], or [max_rows][v_width] */
     float *parts;         /* [parts_cap] results of spans, for the rows that point there */
-    size_t parts_cap, n_attn_items;
-    uint32_t *cut_rows;   /* [max_rows] those with parts in this layer, */
-    uint32_t n_cut_rows, most_parts; /* and how many one of them has at most */
-    float *gate_up;       /* [max_rows x visits][2 n_ff] */
-    mx_act act_embd;      /* rows of n_embd */
+    size_t parts_cap;
     mx_act act_attn;      /* rows of q_width, of 16 bits in any case */
     mx_act act_gdn;       /* rows of v_width, likewise, in the same memory */
+    /* Of the FFN, in the memory of the mixer. */
+    float *gate_up;       /* [max_rows x visits][2 n_ff] */
     mx_act act_ff;        /* [max_rows x visits] rows of n_ff */
     mx_moe moe;
+    size_t n_attn_items;
+    uint32_t *cut_rows;   /* [max_rows] those with parts in this layer, */
+    uint32_t n_cut_rows, most_parts; /* and how many one of them has at most */
     mx_matmul_job *jobs;  /* as many as any stage has */
     float *rope;          /* [n_ctx][n_rot / 2][2] cos, sin; rows that a pass has needed */
     float *rope_local;    /* the same for local layers, or NULL */

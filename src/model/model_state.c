@@ -119,13 +119,15 @@ static void lay_out_moe(mx_model *m, layout *l, uint32_t n_places, const float_u
     }
 }
 
-/* The mixer's output as activations: of attention or of GDN, never of both at once. It has 16 bits
- * in any case (docs/numerics.md section 3). */
-static void lay_out_mixed(mx_model *m, layout *l, bool keeps_x)
+/* What the first half of a layer writes. The mixer's output as activations is that of attention or of
+ * GDN, never of both at once. It has 16 bits in any case (docs/numerics.md section 3). */
+static void lay_out_mixer(mx_model *m, layout *l, bool keeps_x)
 {
     mx_state *s = &m->s;
-    const uint32_t rows = m->max_batch_rows, q_width = mx_q_width(&m->bp);
-    const uint32_t v_width = mx_v_width(&m->bp);
+    const mx_blueprint *bp = &m->bp;
+    const uint32_t rows = m->max_batch_rows, q_width = mx_q_width(bp), v_width = mx_v_width(bp);
+    const size_t n_spans = mx_max_size(bp->n_ctx / MX_ATTN_SPAN + 1, MX_ATTN_MIN_PARTS);
+    s->qkv = part(l, rows, mx_qkv_width(bp) * sizeof(float));
     s->attn = part(l, rows, mx_max_size(q_width, v_width) * sizeof(float));
     const size_t begin = l->at;
     act_part(l, MX_ACT_16, &s->act_attn, rows, q_width, keeps_x);
@@ -135,6 +137,25 @@ static void lay_out_mixed(mx_model *m, layout *l, bool keeps_x)
         act_part(l, MX_ACT_16, &s->act_gdn, rows, v_width, keeps_x);
         l->at = mx_max_size(l->at, end);
     }
+    s->parts_cap = n_spans * bp->n_heads * mx_attn_part_floats(bp->head_dim);
+    s->parts = part(l, s->parts_cap, sizeof(float));
+}
+
+/* What the second half of a layer writes. */
+static void lay_out_ffn(mx_model *m, layout *l, const float_uses *u)
+{
+    mx_state *s = &m->s;
+    const mx_blueprint *bp = &m->bp;
+    const uint64_t n_places = (uint64_t)m->max_batch_rows * mx_n_visits(bp);
+    if (n_places > UINT32_MAX) {
+        l->is_too_big = true;
+        return;
+    }
+    s->gate_up = part(l, n_places, 2 * (size_t)bp->n_ff * sizeof(float));
+    if (bp->n_experts != 0) {
+        lay_out_moe(m, l, (uint32_t)n_places, u);
+    }
+    act_part(l, m->act_type, &s->act_ff, (uint32_t)n_places, bp->n_ff, u->ff);
 }
 
 static void lay_out(mx_model *m, layout *l)
@@ -151,23 +172,16 @@ static void lay_out(mx_model *m, layout *l)
     s->x = part(l, rows, bp->n_embd * sizeof(float));
     s->h = part(l, rows, bp->n_embd * sizeof(float));
     s->runs = bp->arch->has_gdn ? part(l, rows, sizeof *s->runs) : NULL;
-    s->qkv = part(l, rows, mx_qkv_width(bp) * sizeof(float));
-    lay_out_mixed(m, l, uses.mixed);
-    const size_t n_spans = mx_max_size(bp->n_ctx / MX_ATTN_SPAN + 1, MX_ATTN_MIN_PARTS);
-    s->parts_cap = n_spans * bp->n_heads * mx_attn_part_floats(bp->head_dim);
-    s->parts = part(l, s->parts_cap, sizeof(float));
-    const uint64_t n_places = (uint64_t)rows * mx_n_visits(bp);
-    if (n_places > UINT32_MAX) {
-        l->is_too_big = true;
-        return;
-    }
     s->jobs = part(l, 2 * (size_t)bp->n_experts + 4, sizeof *s->jobs);
-    s->gate_up = part(l, n_places, 2 * (size_t)bp->n_ff * sizeof(float));
-    if (bp->n_experts != 0) {
-        lay_out_moe(m, l, (uint32_t)n_places, &uses);
-    }
     act_part(l, m->act_type, &s->act_embd, head_rows, bp->n_embd, uses.embd);
-    act_part(l, m->act_type, &s->act_ff, (uint32_t)n_places, bp->n_ff, uses.ff);
+    /* The halves of a layer take turns with the same memory: one has given its output to h when the
+     * other begins. */
+    const size_t begin = l->at;
+    lay_out_mixer(m, l, uses.mixed);
+    const size_t end = l->at;
+    l->at = begin;
+    lay_out_ffn(m, l, &uses);
+    l->at = mx_max_size(l->at, end);
 
     size_t matmul_bytes = largest_matmul_scratch(&m->w, bp);
     size_t attn_floats = m->kern->attn_scratch_floats(bp->head_dim, MX_ATTN_QUERIES);
