@@ -29,6 +29,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "base/pool.h"
 #include "kernels/kern.h"
 
 typedef struct mx_kv_shape {
@@ -84,6 +85,9 @@ typedef struct mx_kv_pool mx_kv_pool;
  * MX_E_LIMIT when one sequence with its states would not fit. */
 mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_pages,
                          mx_errbuf *eb);
+/* The threads that populate new memory, which must do nothing else whenever a page or a state is asked
+ * for. Borrowed; NULL, as at first: the caller does it alone. */
+void mx_kv_pool_set_workers(mx_kv_pool *p, mx_pool *workers);
 void mx_kv_pool_destroy(mx_kv_pool *p); /* all pages must have been released: asserted */
 const mx_kv_shape *mx_kv_pool_shape(const mx_kv_pool *p);
 size_t mx_kv_pool_page_bytes(const mx_kv_pool *p); /* of both blocks */

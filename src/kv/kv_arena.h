@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/pool.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define MX_KV_ASAN 1
@@ -41,6 +42,7 @@ typedef struct mx_kv_arena {
     size_t n_known;         /* blocks that have been on a free list at least once: committed */
     size_t n_used;
     size_t n_bare;
+    mx_pool *workers;       /* that populate new memory together; NULL = the caller alone */
     uint8_t *map;           /* what mmap gave */
     size_t map_bytes;
     uint8_t *base;
@@ -81,8 +83,9 @@ MX_INLINE size_t mx_kv_arena_block(const mx_kv_arena *a, const uint8_t *data)
     return (size_t)(data - a->base) / a->block_bytes;
 }
 
-/* Populates memory of the caller's own; false (errno) when the system has none. */
-bool mx_kv_populate(uint8_t *at, size_t n_bytes);
+/* Populates memory of the caller's own with all workers (NULL: alone); false (errno) when the system
+ * has none. */
+bool mx_kv_populate(mx_pool *workers, uint8_t *at, size_t n_bytes);
 
 /* Debug builds: aborts when a free list or a count is wrong. */
 void mx_kv_arena_check(const mx_kv_arena *a);

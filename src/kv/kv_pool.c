@@ -72,6 +72,11 @@ mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_
     return MX_OK;
 }
 
+void mx_kv_pool_set_workers(mx_kv_pool *p, mx_pool *workers)
+{
+    p->payloads.workers = p->locals.workers = workers;
+}
+
 void mx_kv_pool_destroy(mx_kv_pool *p)
 {
     if (p == NULL) {

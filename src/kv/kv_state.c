@@ -47,7 +47,7 @@ static mx_kvstate *create(mx_kv_pool *p)
         /* The forward pass walks all of it for each token: it shall not fault, nor miss the TLB. */
         const size_t whole = n_bytes / MX_HUGE_PAGE * MX_HUGE_PAGE;
         (void)madvise(st->data, whole, MADV_HUGEPAGE);
-        (void)mx_kv_populate(st->data, whole);
+        (void)mx_kv_populate(p->payloads.workers, st->data, whole);
     }
     st->next = p->states;
     p->states = st;

@@ -359,6 +359,11 @@ const mx_kern *mx_model_kern(const mx_model *m)
     return m->kern;
 }
 
+mx_pool *mx_model_workers(const mx_model *m)
+{
+    return m->pool;
+}
+
 mx_act_type mx_model_act_type(const mx_model *m)
 {
     return m->act_type;

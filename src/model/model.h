@@ -67,6 +67,7 @@ mx_model_memory mx_model_get_memory(const mx_model *m);
 mx_str mx_model_chat_template(const mx_model *m); /* empty when the file has none */
 const mx_kv_shape *mx_model_kv_shape(const mx_model *m);
 const mx_kern *mx_model_kern(const mx_model *m);
+mx_pool *mx_model_workers(const mx_model *m); /* those it was loaded with; busy during a pass */
 mx_act_type mx_model_act_type(const mx_model *m);
 const mx_hash256 *mx_model_fingerprint(const mx_model *m); /* tree hash of every byte of the file */
 const mx_hash256 *mx_model_numerics_id(const mx_model *m); /* docs/numerics.md section 11 */

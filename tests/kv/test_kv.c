@@ -4,8 +4,11 @@
  */
 #include "kv/kv_help.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
+#include "kv/kv_arena.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -248,13 +251,22 @@ static void test_recycled_pages_are_zero(void **state)
     mx_kv_pool_destroy(pool);
 }
 
-/* A pool of several slabs hands out all of its pages, each at its own place. */
-static void test_slabs(void **state)
+static mx_pool *make_workers(void)
 {
-    (void)state;
+    mx_pool *workers;
+    mx_errbuf eb;
+    if (mx_pool_create(&workers, 3, &eb) != MX_OK) {
+        fail_msg("%s", eb.text);
+    }
+    return workers;
+}
+
+static void fill_slabs(mx_pool *workers)
+{
     const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0, 0, 0}; /* 512 KiB a page */
     enum { N = 100 };
     mx_kv_pool *pool = make_pool(&s, N);
+    mx_kv_pool_set_workers(pool, workers);
     mx_page *pages[N];
     assert_int_equal(mx_kv_pool_max(pool), N);
     assert_true(mx_kv_pool_idle(pool)); /* the first slab ahead of its use */
@@ -274,6 +286,82 @@ static void test_slabs(void **state)
         mx_page_unref(pool, pages[i]);
     }
     mx_kv_pool_destroy(pool);
+}
+
+/* A pool of several slabs hands out all of its pages, each at its own place, whoever populates
+ * them. */
+static void test_slabs(void **state)
+{
+    (void)state;
+    fill_slabs(NULL);
+    mx_pool *workers = make_workers();
+    fill_slabs(workers);
+    mx_pool_destroy(workers);
+}
+
+static long faults_of(int who)
+{
+    struct rusage u;
+    assert_int_equal(getrusage(who, &u), 0);
+    return u.ru_minflt;
+}
+
+/* With workers the caller does not populate a slab alone. One that the system does not let run in time
+ * is not waited for: on a busy machine it may take several slabs until there is one that does. */
+static void test_workers_populate(void **state)
+{
+    (void)state;
+    const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0, 0, 0};
+    enum { N = 32 };
+    mx_pool *workers = make_workers();
+    const uint64_t deadline = mx_now_us() + 30000000;
+    long elsewhere = 0;
+    while (elsewhere == 0 && mx_now_us() < deadline) {
+        mx_kv_pool *pool = make_pool(&s, N);
+        mx_kv_pool_set_workers(pool, workers);
+        mx_page *pages[N];
+        const long before = faults_of(RUSAGE_SELF) - faults_of(RUSAGE_THREAD);
+        for (int i = 0; i < N; i++) {
+            pages[i] = mx_page_alloc(pool);
+            assert_non_null(pages[i]);
+        }
+        elsewhere = faults_of(RUSAGE_SELF) - faults_of(RUSAGE_THREAD) - before;
+        for (int i = 0; i < N; i++) {
+            mx_page_unref(pool, pages[i]);
+        }
+        mx_kv_pool_destroy(pool);
+    }
+    assert_true(elsewhere > 0);
+    mx_pool_destroy(workers);
+}
+
+/* A failure counts whoever sees it. */
+static void test_populate_fails(void **state)
+{
+    (void)state;
+#if defined(MX_TEST_EMULATED)
+    print_message("SKIPPED: an emulator does not know the call, and memory is touched instead\n");
+    skip();
+#else
+    enum { N_BYTES = 8 * MX_HUGE_PAGE };
+    mx_pool *workers = make_workers();
+    for (size_t i = 0; i <= N_BYTES; i += MX_HUGE_PAGE) {
+        uint8_t *at = mmap(NULL, N_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(at, MAP_FAILED);
+        const bool has_hole = i < N_BYTES;
+        if (has_hole) {
+            assert_int_equal(munmap(at + i, MX_HUGE_PAGE), 0);
+        }
+        errno = 0;
+        assert_int_equal(mx_kv_populate(NULL, at, N_BYTES), !has_hole);
+        assert_int_equal(errno, has_hole ? ENOMEM : 0);
+        errno = 0;
+        assert_int_equal(mx_kv_populate(workers, at, N_BYTES), !has_hole);
+        assert_int_equal(errno, has_hole ? ENOMEM : 0);
+        assert_int_equal(munmap(at, N_BYTES), 0);
+    }
+    mx_pool_destroy(workers);
+#endif
 }
 
 /* The system refuses memory: the pool ends there, and goes on working with what it has. */
@@ -674,6 +762,8 @@ int main(void)
         cmocka_unit_test(test_identity),
         cmocka_unit_test(test_recycled_pages_are_zero),
         cmocka_unit_test(test_slabs),
+        cmocka_unit_test(test_workers_populate),
+        cmocka_unit_test(test_populate_fails),
         cmocka_unit_test(test_system_without_memory),
         cmocka_unit_test(test_long_chain_unref),
         cmocka_unit_test(test_append),
