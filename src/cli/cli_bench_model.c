@@ -376,7 +376,11 @@ static mx_err load(bench *b, const char *path, mx_errbuf *eb)
     }
     b->root = mx_model_root(b->model, NULL);
     MX_TRY(mx_kv_pool_create(&b->kv, mx_model_kv_shape(b->model), pages_needed(b), eb));
+    /* As the engine does, and then waits for work. */
     mx_kv_pool_set_workers(b->kv, b->pool);
+    mx_kv_pool_keep_ahead(b->kv, mx_model_ahead_bytes(b->model, s->chunk));
+    while (mx_kv_pool_idle(b->kv)) {
+    }
     b->base = mx_calloc(b->n_seqs, sizeof *b->base);
     b->seqs = mx_calloc(b->n_seqs, sizeof *b->seqs);
     b->rows = mx_calloc(n_rows, sizeof *b->rows);

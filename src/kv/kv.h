@@ -88,6 +88,9 @@ mx_err mx_kv_pool_create(mx_kv_pool **out, const mx_kv_shape *shape, size_t max_
 /* The threads that populate new memory, which must do nothing else whenever a page or a state is asked
  * for. Borrowed; NULL, as at first: the caller does it alone. */
 void mx_kv_pool_set_workers(mx_kv_pool *p, mx_pool *workers);
+/* Lets idle work commit memory ahead of its use, slab by slab, as long as at most n_bytes of it are
+ * unused; at first 0: one slab, when there is nothing. */
+void mx_kv_pool_keep_ahead(mx_kv_pool *p, size_t n_bytes);
 void mx_kv_pool_destroy(mx_kv_pool *p); /* all pages must have been released: asserted */
 const mx_kv_shape *mx_kv_pool_shape(const mx_kv_pool *p);
 size_t mx_kv_pool_page_bytes(const mx_kv_pool *p); /* of both blocks */
@@ -105,8 +108,8 @@ size_t mx_kv_pool_state_pages(const mx_kv_pool *p); /* what one state counts; 0 
  * once, between two tokens of everybody else, but pages are taken one per 64 tokens. */
 mx_page *mx_page_alloc(mx_kv_pool *p);
 mx_page *mx_page_alloc_payload(mx_kv_pool *p); /* the same without local */
-/* Idle work: zeroes one recycled page ahead of its next use, or commits the next slab when no page
- * is left. True when something was done. */
+/* Idle work: zeroes one recycled page ahead of its next use, or commits the next slab
+ * (mx_kv_pool_keep_ahead). True when something was done. */
 bool mx_kv_pool_idle(mx_kv_pool *p);
 mx_page *mx_page_ref(mx_page *page); /* returns page */
 /* Drops a reference; the last one drops the parent's (iteratively) and recycles the memory. */

@@ -151,6 +151,18 @@ static void push(mx_kv_block **list, mx_kv_block *block)
     *list = block;
 }
 
+static mx_kv_block *pop_clean(mx_kv_arena *a)
+{
+    a->n_clean--;
+    return pop(&a->clean);
+}
+
+static void push_clean(mx_kv_arena *a, mx_kv_block *block)
+{
+    push(&a->clean, block);
+    a->n_clean++;
+}
+
 static uint8_t *data_of(const mx_kv_arena *a, const mx_kv_block *block)
 {
     return mx_kv_arena_data(a, (size_t)(block - a->blocks));
@@ -177,7 +189,7 @@ static bool commit_slab(mx_kv_arena *a, size_t n_more)
     size_t n_blocks = mx_min_size(want / a->block_bytes, n_most);
     /* Pushed in descending order, so that blocks are handed out in ascending order of address. */
     for (size_t i = n_blocks; i-- > a->n_known;) {
-        push(&a->clean, &a->blocks[i]);
+        push_clean(a, &a->blocks[i]);
         MX_KV_HIDE(mx_kv_arena_data(a, i), a->block_bytes);
     }
     a->n_known = n_blocks;
@@ -196,9 +208,15 @@ bool mx_kv_arena_grow(mx_kv_arena *a, size_t n_bytes)
     if (!mx_kv_populate(a->workers, data_of(a, a->bare), a->block_bytes)) {
         return false;
     }
-    push(&a->clean, pop(&a->bare));
+    push_clean(a, pop(&a->bare));
     a->n_bare--;
     return true;
+}
+
+bool mx_kv_arena_wants_slab(const mx_kv_arena *a, size_t n_bytes)
+{
+    return a->n_clean == 0 ||
+           a->n_clean * a->block_bytes + mx_max_size(SLAB_BYTES, a->block_bytes) <= n_bytes;
 }
 
 bool mx_kv_arena_shrink(mx_kv_arena *a)
@@ -206,7 +224,7 @@ bool mx_kv_arena_shrink(mx_kv_arena *a)
     if (!mx_kv_arena_has_free(a)) {
         return false;
     }
-    mx_kv_block *block = pop(a->dirty != NULL ? &a->dirty : &a->clean);
+    mx_kv_block *block = a->dirty != NULL ? pop(&a->dirty) : pop_clean(a);
     uint8_t *data = data_of(a, block);
     MX_KV_SHOW(data, a->block_bytes);
     if (madvise(data, a->block_bytes, MADV_DONTNEED) != 0) {
@@ -223,7 +241,7 @@ bool mx_kv_arena_shrink(mx_kv_arena *a)
 size_t mx_kv_arena_take(mx_kv_arena *a, bool poison)
 {
     assert(mx_kv_arena_has_free(a));
-    mx_kv_block *block = pop(a->clean != NULL ? &a->clean : &a->dirty);
+    mx_kv_block *block = a->clean != NULL ? pop_clean(a) : pop(&a->dirty);
     uint8_t *data = data_of(a, block);
     MX_KV_SHOW(data, a->block_bytes);
     if (poison) {
@@ -254,7 +272,7 @@ bool mx_kv_arena_clean_one(mx_kv_arena *a)
     memset(data, 0, a->block_bytes);
     MX_KV_HIDE(data, a->block_bytes);
     block->is_dirty = false;
-    push(&a->clean, block);
+    push_clean(a, block);
     return true;
 }
 
@@ -282,7 +300,8 @@ void mx_kv_arena_check(const mx_kv_arena *a)
 {
     require(a->n_known * a->block_bytes <= a->committed_bytes, "more blocks than committed memory");
     const size_t n_bare = check_list(a, a->bare, false);
-    const size_t n_free = check_list(a, a->clean, false) + check_list(a, a->dirty, true);
+    require(check_list(a, a->clean, false) == a->n_clean, "count of clean blocks");
+    const size_t n_free = a->n_clean + check_list(a, a->dirty, true);
     require(n_bare == a->n_bare, "count of bare blocks");
     require(a->n_used + n_free + n_bare == a->n_known, "a block is neither used nor free");
 }

@@ -42,6 +42,7 @@ typedef struct mx_kv_arena {
     size_t n_known;         /* blocks that have been on a free list at least once: committed */
     size_t n_used;
     size_t n_bare;
+    size_t n_clean;         /* on the list of that name */
     mx_pool *workers;       /* that populate new memory together; NULL = the caller alone */
     uint8_t *map;           /* what mmap gave */
     size_t map_bytes;
@@ -64,6 +65,8 @@ bool mx_kv_arena_has_free(const mx_kv_arena *a);   /* one with memory */
 /* Gives at least one free block memory, and all of them together at most n_bytes. False: there is
  * no block left (errno 0), or the system has no memory (errno). */
 bool mx_kv_arena_grow(mx_kv_arena *a, size_t n_bytes);
+/* Whether another slab leaves at most n_bytes in zeroed blocks, or there is no such block at all. */
+bool mx_kv_arena_wants_slab(const mx_kv_arena *a, size_t n_bytes);
 /* Gives the memory of one free block back. False: none has any. */
 bool mx_kv_arena_shrink(mx_kv_arena *a);
 

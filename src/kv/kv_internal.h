@@ -19,6 +19,7 @@ struct mx_kv_pool {
     mx_kvstate *states;   /* all, in use or free, by next */
     mx_kvstate *free_states;
     size_t n_states, n_free_states;
+    size_t ahead_bytes;   /* of zeroed payloads that idle work sees to */
     bool poison;
 };
 

@@ -77,6 +77,11 @@ void mx_kv_pool_set_workers(mx_kv_pool *p, mx_pool *workers)
     p->payloads.workers = p->locals.workers = workers;
 }
 
+void mx_kv_pool_keep_ahead(mx_kv_pool *p, size_t n_bytes)
+{
+    p->ahead_bytes = n_bytes;
+}
+
 void mx_kv_pool_destroy(mx_kv_pool *p)
 {
     if (p == NULL) {
@@ -224,7 +229,8 @@ bool mx_kv_pool_idle(mx_kv_pool *p)
     for (size_t i = 0; i < MX_COUNT(arenas); i++) {
         mx_kv_arena *a = arenas[i];
         if (a->block_bytes > 0 &&
-            (mx_kv_arena_clean_one(a) || (a->clean == NULL && grow(p, a))))
+            (mx_kv_arena_clean_one(a) ||
+             (mx_kv_arena_wants_slab(a, a == &p->payloads ? p->ahead_bytes : 0) && grow(p, a))))
         {
             return true;
         }

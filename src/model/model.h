@@ -55,6 +55,10 @@ void mx_model_destroy(mx_model *m);
 const mx_model_config *mx_model_get_config(const mx_model *m);
 const mx_tokenizer *mx_model_tokenizer(const mx_model *m);
 
+/* So many bytes of keys and values are worth having memory for before they are needed: those of a pass of
+ * n_tokens, but not more than 32 MiB, and little beside the weights. */
+size_t mx_model_ahead_bytes(const mx_model *m, size_t n_tokens);
+
 /* What the model takes; work space and tables become resident as they are used. */
 typedef struct mx_model_memory {
     size_t weight_bytes;

@@ -416,6 +416,7 @@ static mx_err make_tiers(mx_engine *e, mx_errbuf *eb)
     }
     MX_TRY(mx_kv_pool_create(&e->pool, shape, max_pages, eb));
     mx_kv_pool_set_workers(e->pool, mx_model_workers(e->model)); /* idle between two passes */
+    mx_kv_pool_keep_ahead(e->pool, mx_model_ahead_bytes(e->model, e->cfg.prefill_chunk));
     /* The last page of the pool stays out of the sum, so that a sequence of the largest size can
      * still copy the tail it shares with an entry; so do the states before and behind a pass. */
     size_t n_other = 1 + 2 * mx_kv_pool_state_pages(e->pool);

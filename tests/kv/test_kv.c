@@ -335,6 +335,42 @@ static void test_workers_populate(void **state)
     mx_pool_destroy(workers);
 }
 
+static int n_idle_turns(mx_kv_pool *pool)
+{
+    int n = 0;
+    for (; mx_kv_pool_idle(pool); n++) {
+        mx_kv_pool_check(pool);
+    }
+    return n;
+}
+
+/* Idle work commits so much ahead as it was told, again when some of it has been taken, and not more
+ * than the budget. */
+static void test_keep_ahead(void **state)
+{
+    (void)state;
+    const mx_kv_shape s = {8, 2, 64, MX_KV_F32, 0, 0, 0}; /* 512 KiB a page, 4 MiB a slab */
+    enum { N = 40 };
+    mx_kv_pool *pool = make_pool(&s, N);
+    mx_page *pages[N];
+    mx_kv_pool_keep_ahead(pool, 10 << 20);
+    assert_int_equal(n_idle_turns(pool), 2);
+    for (int i = 0; i < 9; i++) {
+        assert_non_null(pages[i] = mx_page_alloc(pool));
+    }
+    assert_int_equal(n_idle_turns(pool), 1);
+    mx_kv_pool_keep_ahead(pool, SIZE_MAX);
+    assert_int_equal(n_idle_turns(pool), 2); /* 5 slabs of 8 pages are all */
+    for (int i = 9; i < N; i++) {
+        assert_non_null(pages[i] = mx_page_alloc(pool));
+    }
+    assert_null(mx_page_alloc(pool));
+    for (int i = 0; i < N; i++) {
+        mx_page_unref(pool, pages[i]);
+    }
+    mx_kv_pool_destroy(pool);
+}
+
 /* A failure counts whoever sees it. */
 static void test_populate_fails(void **state)
 {
@@ -763,6 +799,7 @@ int main(void)
         cmocka_unit_test(test_recycled_pages_are_zero),
         cmocka_unit_test(test_slabs),
         cmocka_unit_test(test_workers_populate),
+        cmocka_unit_test(test_keep_ahead),
         cmocka_unit_test(test_populate_fails),
         cmocka_unit_test(test_system_without_memory),
         cmocka_unit_test(test_long_chain_unref),

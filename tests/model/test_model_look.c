@@ -80,11 +80,31 @@ static void work_memory_is_as_small_as_can_be(void **state)
     assert_int_equal(n_seen, MX_COUNT(want));
 }
 
+/* What is kept ahead for the first prompt is neither more than its pages nor much beside the weights. */
+static void memory_ahead_is_bounded(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MX_COUNT(tinies); i++) {
+        char path[64];
+        rig_write(path, &tinies[i].spec);
+        rig r = rig_open(path, rig_default());
+        unlink(path);
+        const size_t weights = mx_model_get_memory(r.model).weight_bytes;
+        const size_t page = mx_kv_payload_bytes(mx_model_kv_shape(r.model));
+        assert_int_equal(mx_model_ahead_bytes(r.model, 0), 0);
+        assert_int_equal(mx_model_ahead_bytes(r.model, 1), mx_min_size(page, weights / 16));
+        assert_int_equal(mx_model_ahead_bytes(r.model, 65), mx_min_size(2 * page, weights / 16));
+        assert_int_equal(mx_model_ahead_bytes(r.model, 1 << 20), weights / 16);
+        rig_close(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(looking_is_like_loading),
         cmocka_unit_test(work_memory_is_as_small_as_can_be),
+        cmocka_unit_test(memory_ahead_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
