@@ -219,6 +219,9 @@ void mx_seq_commit(mx_seq *s, const int32_t *tokens, size_t n_new)
         }
         memcpy(page->tokens + row, tokens, n * sizeof *tokens);
         page->n_rows = row + n;
+        if (page->local_rows < page->n_rows) { /* they were given to it up to here; now there are more */
+            page->local_rows = page->n_rows;
+        }
         s->n_tokens += n;
         s->n_reserved -= n;
         tokens += n;

@@ -131,6 +131,37 @@ static void test_rows_given_later(void **state)
     mx_kv_pool_destroy(pool);
 }
 
+/* A page whose rows were released and given back has those of whoever goes on in it, too. */
+static void test_rows_behind_given_ones(void **state)
+{
+    (void)state;
+    enum { N_GIVEN = 40, N_END = 100 };
+    const mx_hash256 root = {{1}};
+    mx_kv_pool *pool = make_pool(8);
+    mx_seq first, second, third;
+    mx_seq_init(&first, pool, &root);
+    assert_int_equal(help_feed(&first, numbers, N_GIVEN), MX_OK);
+    mx_page *page = mx_page_ref(first.pages[0]);
+    mx_seq_free(&first);
+    assert_null(page->local);
+    mx_seq_init(&second, pool, &root);
+    assert_int_equal(help_feed(&second, numbers, N_END), MX_OK);
+    assert_true(mx_page_give_local(pool, page, second.pages[0], N_GIVEN));
+    mx_seq_free(&second);
+
+    mx_seq_init(&third, pool, &root);
+    assert_int_equal(mx_seq_push_page(&third, page, N_GIVEN), MX_OK);
+    for (size_t n = N_GIVEN + 7; n <= N_END; n += 7) {
+        assert_int_equal(help_feed(&third, numbers, n), MX_OK);
+        mx_seq_check(&third);
+        assert_true(mx_page_has_local(&shape, page, (uint32_t)mx_min_size(n, MX_PAGE_TOKENS)));
+        help_check_rows(&third, numbers, 0);
+    }
+    assert_ptr_equal(third.pages[0], page);
+    mx_seq_free(&third);
+    mx_kv_pool_destroy(pool);
+}
+
 /* Memory of one kind that is free serves the other: the budget knows bytes only. */
 static void test_one_budget(void **state)
 {
@@ -245,6 +276,7 @@ int main(void)
         cmocka_unit_test(test_one_piece),
         cmocka_unit_test(test_last_holder_releases),
         cmocka_unit_test(test_rows_given_later),
+        cmocka_unit_test(test_rows_behind_given_ones),
         cmocka_unit_test(test_one_budget),
         cmocka_unit_test(test_long_sequence),
         cmocka_unit_test(test_owner_keeps),
