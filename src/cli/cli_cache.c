@@ -215,7 +215,8 @@ static mx_err find(const options *o, const char *prefix, mx_cold_entry *out, mx_
     mx_free(l.items);
     if (err == MX_OK && n_found != 1) {
         err = n_found == 0
-                  ? mx_fail(eb, MX_E_NOT_FOUND, "there is no entry %s in %s", prefix, o->dir)
+                  ? mx_fail(eb, MX_E_NOT_FOUND, "there is no entry %s in %s: `mtplx cache ls` "
+                            "lists them", prefix, o->dir)
                   : mx_fail(eb, MX_E_INVALID, "%zu entries begin with %s: give more digits", n_found,
                             prefix);
     }

@@ -467,6 +467,10 @@ static mx_err write_open(writing *w, mx_errbuf *eb)
 static mx_err write_new(writing *w, const char *file, mx_errbuf *eb)
 {
     w->fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (w->fd < 0 && errno == EEXIST) {
+        return mx_fail(eb, MX_E_IO, "cannot make %.200s: it is there already; name a new file, or remove "
+                       "it", file);
+    }
     if (w->fd < 0) {
         return mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot make %.200s", file);
     }
