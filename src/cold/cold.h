@@ -226,8 +226,8 @@ struct mx_cold_job {
     /* WRITE_SESSION in: the manifest. All page identities of the chain in order (owned by the
      * caller until polled), tokens in the whole chain, and what kind of point it is. Submit it
      * behind its pages. Status MX_OK = the session is durable (logged "durable session=...");
-     * MX_E_NOT_FOUND = some pages are not in the folder: mx_cold_has_page is false for those from
-     * now on, so they can be written again. */
+     * MX_E_NOT_FOUND = some pages are not in the folder, or might not be after a power failure:
+     * mx_cold_has_page is false for those from now on, so they can be written again. */
     const mx_hash256 *page_ids;
     size_t n_pages;
     size_t n_session_tokens;  /* in (64 * (n_pages - 1), 64 * n_pages] */

@@ -45,7 +45,7 @@ struct node {
     uint32_t seen;       /* the scan in which it was last seen, */
     uint32_t manifest_seen; /* and its manifest */
     uint64_t touched_us; /* when is_durable */
-    bool is_there, is_synced, is_tainted, is_bad;
+    bool is_there, is_synced, is_bad;
     bool lacks_local;    /* the rows of windowed layers */
     bool has_manifest;   /* that is named by this page; */
     bool is_durable;     /* this process has synced it */
@@ -415,17 +415,6 @@ bool mx_cold_index_is_bad(mx_cold_index *ix, const mx_hash256 *id)
     return is_bad;
 }
 
-void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id)
-{
-    pthread_mutex_lock(&ix->lock);
-    node *n = find_or_add_locked(ix, id);
-    if (n != NULL) {
-        n->is_tainted = true;
-    }
-    ix->has_failed[id->b[0]] = true;
-    pthread_mutex_unlock(&ix->lock);
-}
-
 void mx_cold_index_doubt_manifests(mx_cold_index *ix)
 {
     pthread_mutex_lock(&ix->lock);
@@ -436,6 +425,10 @@ void mx_cold_index_doubt_manifests(mx_cold_index *ix)
 void mx_cold_index_doubt(mx_cold_index *ix, const mx_hash256 *id)
 {
     pthread_mutex_lock(&ix->lock);
+    node *n = find_locked(ix, id);
+    if (n != NULL) {
+        n->is_synced = false;
+    }
     ix->has_failed[id->b[0]] = true;
     pthread_mutex_unlock(&ix->lock);
 }
@@ -457,7 +450,7 @@ bool mx_cold_index_is_kept(mx_cold_index *ix, const mx_hash256 *id)
 {
     pthread_mutex_lock(&ix->lock);
     const node *n = find_locked(ix, id);
-    bool is_so = n != NULL && n->is_there && !n->is_tainted && !is_doubtful_locked(ix, id, n);
+    bool is_so = n != NULL && n->is_there && !is_doubtful_locked(ix, id, n);
     pthread_mutex_unlock(&ix->lock);
     return is_so;
 }
@@ -466,7 +459,7 @@ bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id)
 {
     pthread_mutex_lock(&ix->lock);
     const node *n = find_locked(ix, id);
-    bool has = n != NULL && n->is_there && !n->is_tainted;
+    bool has = n != NULL && n->is_there;
     pthread_mutex_unlock(&ix->lock);
     return has;
 }
@@ -475,18 +468,9 @@ bool mx_cold_index_is_synced(mx_cold_index *ix, const mx_hash256 *id)
 {
     pthread_mutex_lock(&ix->lock);
     const node *n = find_locked(ix, id);
-    bool is_synced = n != NULL && n->is_there && n->is_synced && !n->is_tainted;
+    bool is_synced = n != NULL && n->is_there && n->is_synced;
     pthread_mutex_unlock(&ix->lock);
     return is_synced;
-}
-
-bool mx_cold_index_is_tainted(mx_cold_index *ix, const mx_hash256 *id)
-{
-    pthread_mutex_lock(&ix->lock);
-    const node *n = find_locked(ix, id);
-    bool is_tainted = n != NULL && n->is_tainted;
-    pthread_mutex_unlock(&ix->lock);
-    return is_tainted;
 }
 
 bool mx_cold_index_mark_manifest(mx_cold_index *ix, const mx_hash256 *last_page)
@@ -744,7 +728,7 @@ void mx_cold_index_scan_begin(mx_cold_index *ix)
 /* The file is gone, no manifest leads here or through here, and there is nothing to remember of it. */
 static bool is_useless(const node *n)
 {
-    return !n->is_there && !n->has_manifest && n->n_links == 0 && !n->is_bad && !n->is_tainted;
+    return !n->is_there && !n->has_manifest && n->n_links == 0 && !n->is_bad;
 }
 
 /* Nodes of what was deleted, or a server that runs for months would keep one for each page that it has ever

@@ -27,13 +27,10 @@ mx_err mx_cold_index_link(mx_cold_index *ix, const mx_hash256 *id, const mx_hash
                           uint32_t n_tokens, const int32_t *tokens);
 /* The file is gone or bad; the link stays until the file is seen to be written again. */
 void mx_cold_index_remove(mx_cold_index *ix, const mx_hash256 *id);
-/* The folder's fsync failed behind this name: it never counts as durable again, and its neighbours are in
- * doubt. */
-void mx_cold_index_taint(mx_cold_index *ix, const mx_hash256 *id);
-/* An fsync of the folder of this name has failed. One that succeeds later says nothing about the names in
- * it that were not durable then: they are in doubt until they are written anew (and added as durable).
- * Names with the same first byte count as one folder, pages and states: whose a name is is not known here,
- * and to write one too many is the safe side. */
+/* An fsync of the folder of this name, behind it, has failed. One that succeeds later says nothing about it,
+ * nor about the other names there that were not durable then: they are in doubt until they are written anew
+ * (and added as durable). Names with the same first byte count as one folder, pages and states: whose a
+ * name is is not known here, and to write one too many is the safe side. */
 void mx_cold_index_doubt(mx_cold_index *ix, const mx_hash256 *id);
 bool mx_cold_index_is_doubtful(mx_cold_index *ix, const mx_hash256 *id);
 /* The same of the folder of manifests: those that this process has not made durable make no other
@@ -51,10 +48,9 @@ bool mx_cold_index_is_bad(mx_cold_index *ix, const mx_hash256 *id);
 void mx_cold_index_set_lacks(mx_cold_index *ix, const mx_hash256 *id, bool lacks_local);
 bool mx_cold_index_lacks(mx_cold_index *ix, const mx_hash256 *id);
 
-bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id);        /* there and not tainted, */
-bool mx_cold_index_is_kept(mx_cold_index *ix, const mx_hash256 *id);    /* nor in doubt */
+bool mx_cold_index_has(mx_cold_index *ix, const mx_hash256 *id);        /* there, */
+bool mx_cold_index_is_kept(mx_cold_index *ix, const mx_hash256 *id);    /* and not in doubt, */
 bool mx_cold_index_is_synced(mx_cold_index *ix, const mx_hash256 *id);  /* and durable */
-bool mx_cold_index_is_tainted(mx_cold_index *ix, const mx_hash256 *id);
 
 /* Manifests that were read already, by the identity in their name. True = it is new (now
  * marked). */

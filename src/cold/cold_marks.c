@@ -49,7 +49,7 @@ static bool is_durable(mx_sweep *s, const mx_hash256 *id)
     if (mx_cold_index_is_synced(s->c->index, id)) {
         return true;
     }
-    if (mx_cold_index_is_tainted(s->c->index, id) || mx_cold_index_is_doubtful(s->c->index, id)) {
+    if (mx_cold_index_is_doubtful(s->c->index, id)) {
         return false;
     }
     int dir = mx_cold_open_synced(s->f, MX_COLD_PAGE, id, false, &err, NULL);

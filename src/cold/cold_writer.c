@@ -271,7 +271,7 @@ static mx_err write_object(mx_cold *c, mx_cold_job *job, mx_errbuf *eb)
         err = write_new_object(c, job, dir, name, eb);
     }
     if (f->is_renamed_unsynced) {
-        mx_cold_index_taint(c->index, &job->page_id);
+        mx_cold_index_doubt(c->index, &job->page_id);
     }
     close(dir);
     return err == MX_OK ? note_object(c, job) : err;
@@ -299,9 +299,6 @@ static mx_err sync_pages(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
     bool is_synced[256] = {false};
     for (size_t i = 0; i < job->n_pages; i++) {
         const mx_hash256 *id = &job->page_ids[i];
-        if (mx_cold_index_is_tainted(c->index, id)) {
-            return mx_fail(eb, MX_E_IO, "a page of the session could not be synced");
-        }
         if (mx_cold_index_is_synced(c->index, id)) {
             continue;
         }
@@ -316,7 +313,7 @@ static mx_err sync_pages(mx_cold *c, const mx_cold_job *job, mx_errbuf *eb)
             }
             if (f->ops->fsync(dir) != 0) {
                 err = mx_fail_errno(eb, mx_cold_errno(errno), errno, "cannot sync a folder");
-                mx_cold_index_taint(c->index, id);
+                mx_cold_index_doubt(c->index, id);
             }
             close(dir);
             MX_TRY(err);
@@ -359,7 +356,7 @@ static bool is_valid_session(const mx_cold_job *job)
 static bool is_state_durable(mx_cold *c, const mx_hash256 *id)
 {
     mx_cold_folder *f = &c->writer_folder;
-    if (!mx_cold_state_exists(c, f, id) || mx_cold_index_is_tainted(c->index, id)) {
+    if (!mx_cold_state_exists(c, f, id)) {
         return false;
     }
     if (mx_cold_index_is_synced(c->index, id)) {
@@ -375,7 +372,7 @@ static bool is_state_durable(mx_cold *c, const mx_hash256 *id)
     if (dir >= 0) {
         close(dir);
         if (!is_synced) {
-            mx_cold_index_taint(c->index, id);
+            mx_cold_index_doubt(c->index, id);
         }
     }
     return is_synced && mx_cold_index_add(c->index, id, true) == MX_OK;
@@ -688,8 +685,7 @@ void mx_cold_write_job(mx_cold *c, mx_cold_job *job)
         err = MX_E_INVALID;
     } else if (!mx_cold_claim(c, job, 0, SIZE_MAX)) {
         err = MX_E_CANCELLED;
-    } else if (!mx_cold_may_write(c)
-               || (is_object && mx_cold_index_is_tainted(c->index, &job->page_id))) {
+    } else if (!mx_cold_may_write(c)) {
         err = MX_E_IO;
     } else {
         err = write_patiently(c, job, &eb);

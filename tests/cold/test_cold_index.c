@@ -216,8 +216,7 @@ static void test_gone_pages_are_forgotten(void **arg)
     enum { ROUNDS = 50, N_CHAINS = 20, N_PAGES = 30 };
     mx_cold_index *ix = mx_cold_index_create();
     assert_non_null(ix);
-    mx_hash256 tainted = id_of(100, 3), bad = id_of(101, 4), kept = id_of(102, N_PAGES - 1), parent;
-    mx_cold_index_taint(ix, &tainted);
+    mx_hash256 bad = id_of(101, 4), kept = id_of(102, N_PAGES - 1), parent;
     int64_t first = 0;
     for (unsigned round = 0; round < ROUNDS; round++) {
         mx_cold_index_scan_begin(ix);
@@ -232,7 +231,6 @@ static void test_gone_pages_are_forgotten(void **arg)
                   (long long)mx_mem_live(), ROUNDS);
     assert_true(mx_mem_live() <= first + first / 4);
     assert_int_equal(mx_cold_index_count(ix), N_CHAINS * N_PAGES);
-    assert_true(mx_cold_index_is_tainted(ix, &tainted));
     assert_true(mx_cold_index_is_bad(ix, &bad));
     assert_true(mx_cold_index_is_named(ix, &kept) && mx_cold_index_parent(ix, &kept, &parent));
     /* A page that is gone inside of a chain that is there is still known to continue. */
@@ -252,6 +250,35 @@ static void test_gone_pages_are_forgotten(void **arg)
     assert_true(mx_cold_index_parent(ix, &next, &parent) && mx_hash256_eq(&parent, &inside));
     assert_true(mx_cold_index_parent(ix, &inside, &parent));
     assert_int_equal(mx_cold_index_count(ix), N_PAGES - 1);
+    mx_cold_index_destroy(ix);
+}
+
+/* A file that takes the place of a durable one is not durable when the sync behind it fails; nor is one beside it
+ * that was not before. */
+static void test_names_behind_a_failed_sync_are_in_doubt(void **arg)
+{
+    (void)arg;
+    mx_cold_index *ix = mx_cold_index_create();
+    assert_non_null(ix);
+    enum { REPLACED, DURABLE, SEEN, ELSEWHERE, N_NAMES };
+    mx_hash256 ids[N_NAMES];
+    for (unsigned i = 0; i < N_NAMES; i++) {
+        ids[i] = id_of(7, i);
+        ids[i].b[0] = i == ELSEWHERE;
+        assert_int_equal(mx_cold_index_add(ix, &ids[i], i <= DURABLE), MX_OK);
+    }
+    mx_cold_index_doubt(ix, &ids[REPLACED]);
+    for (unsigned i = 0; i < N_NAMES; i++) {
+        bool is_good = i == DURABLE || i == ELSEWHERE;
+        assert_true(mx_cold_index_has(ix, &ids[i]));
+        assert_int_equal(mx_cold_index_is_synced(ix, &ids[i]), i == DURABLE);
+        assert_int_equal(mx_cold_index_is_doubtful(ix, &ids[i]), !is_good);
+        assert_int_equal(mx_cold_index_is_kept(ix, &ids[i]), is_good);
+    }
+    assert_int_equal(mx_cold_index_add(ix, &ids[SEEN], false), MX_OK); /* seen again: no news */
+    assert_false(mx_cold_index_is_kept(ix, &ids[SEEN]));
+    assert_int_equal(mx_cold_index_add(ix, &ids[SEEN], true), MX_OK); /* written anew */
+    assert_true(mx_cold_index_is_kept(ix, &ids[SEEN]) && mx_cold_index_is_synced(ix, &ids[SEEN]));
     mx_cold_index_destroy(ix);
 }
 
@@ -312,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_best_child_is_the_best),
         cmocka_unit_test(test_page_knows_its_parent_best),
         cmocka_unit_test(test_gone_pages_are_forgotten),
+        cmocka_unit_test(test_names_behind_a_failed_sync_are_in_doubt),
         cmocka_unit_test(test_search_does_not_grow_with_siblings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
