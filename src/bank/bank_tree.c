@@ -506,7 +506,10 @@ void mx_node_drop(mx_bank *b, mx_bank_node *node)
         mx_bank_node *right = at->children[i + 1];
         uint32_t c = mx_tokens_common(node->page->tokens, node->n_rows, right->page->tokens,
                                       right->n_rows);
-        move_entries(b, right, node, c);
+        if (node->entries != NULL && node->entries->n_rows <= c) {
+            mx_window_hand_on(b, right, node, c);
+            move_entries(b, right, node, c);
+        }
     }
     drop_entries(b, node);
     leaf_remove(b, node);

@@ -174,6 +174,9 @@ void mx_window_release(mx_bank *b, mx_bank_entry *e);
 /* The page of `to` gets local rows, if it does not have n_rows of them, from one that begins alike.
  * False: that one has not either, or the pool is exhausted. */
 bool mx_window_give_rows(mx_bank *b, mx_bank_node *to, const mx_page *from, uint32_t n_rows);
+/* `from` is about to go: the first n_rows of its local rows become those of `to`, a sibling that begins like
+ * it, if that has none and nobody else holds them. No memory is needed. */
+void mx_window_hand_on(mx_bank *b, mx_bank_node *to, mx_bank_node *from, uint32_t n_rows);
 /* The entry is now of `to`, a sibling that begins with its tokens. False: it cannot be, and nothing
  * has changed. */
 bool mx_window_move(mx_bank *b, mx_bank_node *to, mx_bank_entry *e);

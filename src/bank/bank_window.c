@@ -119,6 +119,14 @@ bool mx_window_give_rows(mx_bank *b, mx_bank_node *to, const mx_page *from, uint
             mx_page_give_local(b->pool, to->page, from, n_rows));
 }
 
+void mx_window_hand_on(mx_bank *b, mx_bank_node *to, mx_bank_node *from, uint32_t n_rows)
+{
+    bool wants = mx_bank_has_window(b) && to->page->local == NULL;
+    if (wants && mx_page_move_local(to->page, from->page) && to->page->local_rows > n_rows) {
+        to->page->local_rows = n_rows; /* behind them they are of other tokens */
+    }
+}
+
 bool mx_window_move(mx_bank *b, mx_bank_node *to, mx_bank_entry *e)
 {
     if (e->first_held == SIZE_MAX) {
