@@ -120,29 +120,52 @@ static void print_prompt(struct json_object *p, size_t i, size_t n)
         printf("everything is there\n");
         return;
     }
-    printf("%s, token %lld: %s\n", text(miss, "reason"), (long long)number(miss, "token_index"),
-           in_words(text(miss, "reason")));
+    const char *reason = text(miss, "reason");
+    char safe[64];
+    printf("%s, token %lld: %s\n", mx_log_safe(safe, sizeof safe, reason, strlen(reason)),
+           (long long)number(miss, "token_index"), in_words(reason));
     print_snippet("stored", miss, "stored");
     print_snippet("asked", miss, "asked");
+}
+
+static struct json_object *prompts_of(struct json_object *answer)
+{
+    struct json_object *prompts = mx_json_field(answer, "prompts");
+    return json_object_is_type(prompts, json_type_array) && json_object_array_length(prompts) > 0 ? prompts
+                                                                                                 : NULL;
+}
+
+/* Something else may listen there. */
+static mx_err read_answer(const char *url, unsigned status, const mx_buf *body, struct json_object **out,
+                          mx_errbuf *eb)
+{
+    mx_err err = mx_json_parse(out, mx_buf_view(body), NULL);
+    struct json_object *said = status == 200 ? prompts_of(*out)
+                                             : mx_json_field(mx_json_field(*out, "error"), "message");
+    if (err == MX_E_NOMEM) {
+        return mx_fail(eb, err, "out of memory");
+    }
+    return said != NULL
+               ? MX_OK
+               : mx_fail(eb, MX_E_FORMAT, "what answers at %.200s (with status %u) is not mtplx: --url "
+                         "names the server", url, status);
 }
 
 static int print_answer(unsigned status, struct json_object *answer)
 {
     char safe[800];
     if (status != 200) {
-        struct json_object *error = mx_json_field(answer, "error");
-        const char *message = error != NULL ? text(error, "message") : "";
+        const char *message = text(mx_json_field(answer, "error"), "message");
         fprintf(stderr, "mtplx: the server says %u: %s\n", status,
                 mx_log_safe(safe, sizeof safe, message, strlen(message)));
         return 1;
     }
-    struct json_object *prompts = mx_json_field(answer, "prompts");
-    size_t n = prompts != NULL && json_object_is_type(prompts, json_type_array)
-                   ? json_object_array_length(prompts) : 0;
+    struct json_object *prompts = prompts_of(answer);
+    size_t n = json_object_array_length(prompts);
     for (size_t i = 0; i < n; i++) {
         print_prompt(json_object_array_get_idx(prompts, i), i, n);
     }
-    return n > 0 ? 0 : 1;
+    return 0;
 }
 
 int mx_cli_explain(const char *file, const char *url, const char *admin_key, const char *api_key)
@@ -167,7 +190,7 @@ int mx_cli_explain(const char *file, const char *url, const char *admin_key, con
                           &answer, &eb);
     }
     if (err == MX_OK) {
-        err = mx_json_parse(&json, mx_buf_view(&answer), &eb);
+        err = read_answer(url, status, &answer, &json, &eb);
     }
     int code = 1;
     if (err == MX_OK) {

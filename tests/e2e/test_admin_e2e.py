@@ -2,6 +2,7 @@
 """Keys, isolation, and what an administrator sees: everything here is about who may know what."""
 
 import fcntl
+import http.server
 import json
 import os
 import threading
@@ -749,3 +750,30 @@ def test_cache_explain(start, tmp_path):
         assert "--url" in cache(s, "explain", str(file), "--url", url, code=2)
     assert s.stop() == 0
     assert "is it running" in cache(s, "explain", str(file), "--url", s.url, code=1)
+
+
+@pytest.mark.parametrize("status,body", [(200, b"<html>"), (501, b"<html>"), (404, b'{"detail":"Not Found"}'),
+                                         (200, b"{}"), (200, b"[]"), (200, b"null"), (500, b'{"error":"no"}')])
+def test_cache_explain_by_something_else(tmp_path, status, body):
+    """Another server has the port: that is said, and not what is wrong with its JSON."""
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    file = tmp_path / "request.json"
+    file.write_text("{}")
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
+        thread = threading.Thread(target=other.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        done = run_mtplx("cache", "explain", str(file), "--url", url, home=tmp_path)
+        thread.join()
+    assert done.returncode == 1 and done.stdout == ""
+    assert f"answers at {url} (with status {status}) is not mtplx" in done.stderr, done.stderr
