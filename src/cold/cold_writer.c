@@ -536,6 +536,40 @@ static uint32_t encode_turns(const mx_cold_job *job, uint8_t *out)
     return n;
 }
 
+/* Where a reader of the chain would end, as far as this process knows: pages of which the rows of windowed
+ * layers had to go before they were written (out of memory) are of use behind a window only. */
+static size_t resumed_tokens(mx_cold *c, const mx_cold_job *job)
+{
+    size_t n_pages = job->n_pages, n = job->n_session_tokens;
+    while (c->shape.n_local > 0 && n_pages > 0) {
+        const size_t first = mx_kv_first_seen(&c->shape, n);
+        size_t i = n_pages;
+        while (i > first && !mx_cold_index_lacks(c->index, &job->page_ids[i - 1])) {
+            i--;
+        }
+        if (i <= first) {
+            break;
+        }
+        n_pages = i - 1;
+        n = n_pages * MX_PAGE_TOKENS;
+    }
+    return n;
+}
+
+/* People and tests rely on it: what is said here is found by the next process, to that token. */
+static void log_durable(mx_cold *c, const mx_cold_job *job, uint32_t n_states)
+{
+    char hex[65], resumed[40] = "";
+    const size_t n = resumed_tokens(c, job);
+    if (n < job->n_session_tokens) {
+        snprintf(resumed, sizeof resumed, " resumed_tokens=%zu", n);
+    }
+    mx_hash256_hex(&job->session_id, hex);
+    mx_log(MX_LOG_INFO, "durable session=%.16s kind=%s tokens=%zu pages=%zu states=%u%s", hex,
+           job->entry_kind == MX_DISK_ENTRY_TURN ? "turn" : "prompt", job->n_session_tokens,
+           job->n_pages, n_states, resumed);
+}
+
 static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256 *state_ids,
                             uint32_t n_states, mx_errbuf *eb)
 {
@@ -575,11 +609,7 @@ static mx_err write_session(mx_cold *c, const mx_cold_job *job, const mx_hash256
     pthread_mutex_lock(&c->lock);
     c->stats.sessions_written++;
     pthread_mutex_unlock(&c->lock);
-    char hex[65];
-    mx_hash256_hex(&job->session_id, hex);
-    mx_log(MX_LOG_INFO, "durable session=%.16s kind=%s tokens=%zu pages=%zu states=%u", hex,
-           job->entry_kind == MX_DISK_ENTRY_TURN ? "turn" : "prompt", job->n_session_tokens,
-           job->n_pages, n_states);
+    log_durable(c, job, n_states);
     return MX_OK;
 }
 

@@ -280,6 +280,39 @@ static void test_lacking_sibling_of_another_process(void **state)
     end(&s);
 }
 
+/* What the log calls durable the next process finds, to the token. */
+static void test_durable_says_how_far(void **state)
+{
+    static const struct {
+        unsigned lacking; /* bit p = page p */
+        size_t resumed;
+    } cases[] = {{0, N_TOKENS}, {3, N_TOKENS}, {4, 128}, {6, 64}, {7, 0}};
+    (void)state;
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        setup s;
+        char text[4000], want[100] = "states=0\n";
+        size_t n_whole;
+        make(&s, MX_COLD_COMPRESS_OFF);
+        for (size_t p = 0; p < N_PAGES; p++) {
+            assert_int_equal(store(&s, p, (cases[i].lacking >> p & 1) == 0), MX_OK);
+        }
+        const help_log log = help_log_begin();
+        assert_int_equal(store_session(&s, s.ids, N_PAGES, N_TOKENS), MX_OK);
+        help_log_end(&log, text, sizeof text);
+        if (cases[i].resumed < N_TOKENS) {
+            snprintf(want, sizeof want, "states=0 resumed_tokens=%zu\n", cases[i].resumed);
+        }
+        if (strstr(text, want) == NULL) {
+            print_message("without rows of pages %x: expected %s, got: %s", cases[i].lacking, want, text);
+            fail();
+        }
+        mx_cold_close(s.c);
+        s.c = open_tier(&s, MX_COLD_COMPRESS_OFF);
+        assert_int_equal(fetch(&s, 0, &n_whole), cases[i].resumed);
+        end(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -287,6 +320,7 @@ int main(void)
         cmocka_unit_test(test_lacking),
         cmocka_unit_test(test_lacking_sibling),
         cmocka_unit_test(test_lacking_sibling_of_another_process),
+        cmocka_unit_test(test_durable_says_how_far),
     };
     return cmocka_run_group_tests_name("cold, windows", tests, NULL, NULL);
 }
