@@ -27,3 +27,8 @@ int64_t mx_wall_s(void)
 {
     return (int64_t)(read_us(CLOCK_REALTIME) / 1000000u);
 }
+
+uint64_t mx_thread_cpu_us(void)
+{
+    return read_us(CLOCK_THREAD_CPUTIME_ID);
+}

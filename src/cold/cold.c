@@ -4,8 +4,8 @@
  *
  * A few threads with a plain mutex between them and the engine. The engine only ever takes the lock
  * for a few list operations; all that can be slow (the folder) happens on the threads, outside of
- * the lock. One writer is enough: it waits for the disk, not for the CPU, and one keeps the order
- * pages before manifest without bookkeeping.
+ * the lock. One writer is enough: it waits for the disk more than for the CPU (of which it spares what it
+ * can, see cold_pace.c), and one keeps the order pages before manifest without bookkeeping.
  */
 #include "cold/cold_state.h"
 
@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "cold/cold_pace.h"
 
 enum {
     /* A reader in front of a busy writer makes it wait, but not for ever: under a constant stream
@@ -89,6 +90,7 @@ mx_err mx_cold_submit(mx_cold *c, mx_cold_job *job)
         pthread_mutex_unlock(&c->lock);
         return MX_E_CANCELLED;
     }
+    job->queued_us = mx_now_us();
     job->is_abandoned = false;
     memset(&job->busy, 0xFF, sizeof job->busy);
     if (!is_write(job)) {
@@ -226,15 +228,45 @@ void mx_cold_yield_to_reader(mx_cold *c)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* Behind a job that ended at ended_us. Whoever has a reason to rest no more signals writer_cond. */
+static void rest_locked(mx_cold *c, uint64_t ended_us, uint64_t cpu_us)
+{
+    bool is_resting = false;
+    while (c->is_paced && !c->is_flushing && !atomic_load(&c->is_stopping)
+           && c->stats.queued_bytes <= c->queue_bytes_max / 2) {
+        uint64_t now = mx_now_us();
+        uint64_t age_us = now - c->writes.first->queued_us;
+        uint64_t until_us = ended_us + mx_pace_rest_us(cpu_us, age_us, c->stats.queued_jobs,
+                                                       c->tuning.pace_us);
+        if (now >= until_us) {
+            return;
+        }
+        c->stats.rests += !is_resting;
+        is_resting = true;
+        struct timespec until = after(CLOCK_MONOTONIC, until_us - now);
+        pthread_cond_timedwait(&c->writer_cond, &c->lock, &until);
+    }
+}
+
+void mx_cold_pace(mx_cold *c, bool is_paced)
+{
+    pthread_mutex_lock(&c->lock);
+    c->is_paced = is_paced;
+    pthread_cond_signal(&c->writer_cond);
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void *writer_main(void *arg)
 {
     mx_cold *c = arg;
+    uint64_t ended_us = 0, cpu_us = 0;
     pthread_mutex_lock(&c->lock);
     while (!atomic_load(&c->is_stopping)) {
         if (c->writes.first == NULL) {
             pthread_cond_wait(&c->writer_cond, &c->lock);
             continue;
         }
+        rest_locked(c, ended_us, cpu_us);
         yield_to_reader_locked(c);
         if (atomic_load(&c->is_stopping)) {
             break;
@@ -242,7 +274,10 @@ static void *writer_main(void *arg)
         mx_cold_job *job = list_pop(&c->writes);
         c->writer_busy = true;
         pthread_mutex_unlock(&c->lock);
+        uint64_t before_us = c->tuning.cpu_us();
         mx_cold_write_job(c, job);
+        cpu_us = c->tuning.cpu_us() - before_us;
+        ended_us = mx_now_us();
         pthread_mutex_lock(&c->lock);
         c->writer_busy = false;
         bool may_wake = finish_locked(c, job);
@@ -350,6 +385,12 @@ static void fill_tuning(mx_cold *c, const mx_cold_tuning *t)
     }
     if (t->sweep_us == 0) {
         c->tuning.sweep_us = 600000000;
+    }
+    if (t->pace_us == 0) {
+        c->tuning.pace_us = 10000000;
+    }
+    if (t->cpu_us == NULL) {
+        c->tuning.cpu_us = mx_thread_cpu_us;
     }
 }
 
@@ -586,6 +627,7 @@ bool mx_cold_flush(mx_cold *c, uint64_t timeout_us)
     uint64_t lost_before = c->n_lost;
     c->is_flushing = true;
     pthread_cond_broadcast(&c->idle_cond);
+    pthread_cond_signal(&c->writer_cond);
     int rc = 0;
     while ((c->writes.first != NULL || c->writer_busy) && rc != ETIMEDOUT
            && !atomic_load(&c->is_stopping)) {

@@ -71,6 +71,8 @@ typedef struct mx_cold_tuning {
     uint64_t retry_us;         /* between attempts when degraded; 0 = 30 s */
     uint64_t sweep_us;         /* between sweeps; 0 = 10 min */
     uint64_t stop_us;          /* for a folder that hangs, in mx_cold_stop; 0 = 5 s */
+    uint64_t pace_us;          /* a paced writer has begun each job after so long; 0 = 10 s */
+    uint64_t (*cpu_us)(void);  /* what the calling thread has computed; NULL = the system's clock */
 } mx_cold_tuning;
 
 typedef struct mx_cold_config {
@@ -153,6 +155,7 @@ struct mx_cold_job {
     void *user;               /* the caller's */
     mx_err status;            /* when polled back: MX_OK, or why not */
     mx_cold_job *next;        /* cold's queue link */
+    uint64_t queued_us;       /* cold's: when it was submitted */
     bool is_abandoned;        /* cold's, see mx_cold_abandon */
     mx_cold_busy busy;        /* cold's */
 
@@ -267,6 +270,12 @@ typedef struct mx_cold_names {
     size_t n_states;
 } mx_cold_names;
 
+/* While is_paced, which it is not at first, the writer spares the CPU for those who wait for a next token:
+ * it takes about one hundredth of one core, but more where what is queued would wait for longer than 10 s.
+ * It is not paced when more than half of the queue is full, nor in mx_cold_flush. Never blocks; any
+ * thread. */
+void mx_cold_pace(mx_cold *c, bool is_paced);
+
 /* The next finished job of any kind, or NULL. Never blocks. */
 mx_cold_job *mx_cold_poll(mx_cold *c);
 
@@ -344,6 +353,7 @@ typedef struct mx_cold_stats {
     uint64_t bytes_today;      /* with a write_budget: written since midnight UTC */
     uint64_t dropped_budget;   /* of dropped_full: for that budget */
     uint64_t queued_jobs, queued_bytes;
+    uint64_t rests;            /* how often the writer stood back for others (mx_cold_pace) */
     double read_bytes_per_us;  /* measured; 0 = not yet */
 } mx_cold_stats;
 void mx_cold_get_stats(mx_cold *c, mx_cold_stats *out); /* any thread */

@@ -82,12 +82,14 @@ struct mx_cold {
     int64_t ahead_since_s;      /* and, by that one, since when the other is ahead; 0 = it is not. The sweeper's */
 
     pthread_mutex_t lock;
-    pthread_cond_t writer_cond, reader_cond, sweeper_cond; /* something to do, or stop */
+    pthread_cond_t writer_cond, reader_cond, sweeper_cond; /* something to do, or stop; the writer's: or
+                                                              * less reason to rest */
     pthread_cond_t idle_cond;                              /* something was finished */
     /* Guarded by lock. */
     job_list writes, reads, done;
     bool writer_busy, reader_busy, sweeper_busy;
-    bool is_flushing;           /* the writer does not make room for readers */
+    bool is_flushing;           /* the writer does not make room for readers, nor rest */
+    bool is_paced;              /* it rests between jobs */
     bool is_sweep_wanted;
     uint64_t n_sweeps;          /* finished */
     uint64_t next_sweep_us;     /* a sweep for lack of room is not started before */

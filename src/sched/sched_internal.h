@@ -145,6 +145,7 @@ struct mx_engine {
     size_t n_late;            /* of them: nobody waits for them any more, the folder hangs */
     uint64_t n_unwritten;     /* jobs of the writer that failed, or found no room */
     bool is_queue_full;       /* the cold writer's; said in the log */
+    bool is_writer_paced;     /* as it was told last */
     uint64_t starved_since_us; /* nothing can be computed for want of pages; 0 = it can */
     double us_per_token;      /* measured prefill cost, 0 = not yet */
     mx_share share;           /* what passes cost, to divide them between streams and prompts */

@@ -230,6 +230,18 @@ static void reserve_all(mx_engine *e, plan *p)
     p->n_runs = n_runs;
 }
 
+/* Whoever decodes would wait for the writer. A prompt that is read alone does not put writing off: what piled
+ * up meanwhile would fall to its answer. Nor does a pass for which there are no pages, as the writer may
+ * hold them. */
+static void pace_writer(mx_engine *e, const plan *p)
+{
+    bool is_paced = p->n_rows > p->n_prompt_rows;
+    if (e->cold != NULL && is_paced != e->is_writer_paced) {
+        mx_cold_pace(e->cold, is_paced);
+        e->is_writer_paced = is_paced;
+    }
+}
+
 /* ---- compute ---------------------------------------------------------------------------------- */
 
 typedef struct cancel_view {
@@ -473,6 +485,7 @@ bool mx_step(mx_engine *e)
     plan p = {0};
     make_plan(e, &p);
     reserve_all(e, &p);
+    pace_writer(e, &p);
     if (p.n_runs == 0) {
         return any;
     }

@@ -335,21 +335,26 @@ HELP mx_err help_run(mx_cold *c, mx_cold_job *job)
     return job->status;
 }
 
-/* Writes one page (the last may be partial) of t. */
-HELP mx_err help_write_page(mx_cold *c, const talk *t, size_t page)
+/* What writes one page (the last may be partial) of t, whose bytes are made in payload. */
+HELP mx_cold_job help_page_job(const talk *t, size_t page, uint8_t payload[TINY_BYTES])
 {
-    uint8_t payload[TINY_BYTES] __attribute__((aligned(64)));
     size_t rows = t->n - page * MX_PAGE_TOKENS;
     rows = rows < MX_PAGE_TOKENS ? rows : MX_PAGE_TOKENS;
     talk_payload(t, page, (uint32_t)rows, payload);
-    mx_cold_job job = {.kind = MX_COLD_WRITE_PAGE,
-                       .root = t->root,
-                       .parent_id = talk_parent(t, page),
-                       .first_page = page,
-                       .tokens = t->tokens + page * MX_PAGE_TOKENS,
-                       .n_tokens = rows,
-                       .payload = payload,
-                       .page_id = t->ids[page]};
+    return (mx_cold_job){.kind = MX_COLD_WRITE_PAGE,
+                         .root = t->root,
+                         .parent_id = talk_parent(t, page),
+                         .first_page = page,
+                         .tokens = t->tokens + page * MX_PAGE_TOKENS,
+                         .n_tokens = rows,
+                         .payload = payload,
+                         .page_id = t->ids[page]};
+}
+
+HELP mx_err help_write_page(mx_cold *c, const talk *t, size_t page)
+{
+    uint8_t payload[TINY_BYTES] __attribute__((aligned(64)));
+    mx_cold_job job = help_page_job(t, page, payload);
     return help_run(c, &job);
 }
 
