@@ -70,7 +70,7 @@ int64_t mx_cold_wall_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    return mx_cold_time_ns(&now);
 }
 
 void mx_cold_object_name(mx_cold_object o, const mx_hash256 *id, char xx[3],

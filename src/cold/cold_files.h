@@ -105,6 +105,14 @@ mx_err mx_cold_touch(const mx_cold_folder *f, int dir, const char *name, int64_t
  * time in the future, and keeps that. */
 mx_err mx_cold_renew(const mx_cold_folder *f, int dir, const char *name, int64_t ns);
 int64_t mx_cold_wall_ns(void);
+
+/* In nanoseconds since 1970. What is further away than these can say (1677, 2262) counts as that. */
+MX_INLINE int64_t mx_cold_time_ns(const struct timespec *t)
+{
+    const int64_t s = (int64_t)t->tv_sec, most_s = INT64_MAX / 1000000000 - 1;
+    return s > most_s ? INT64_MAX : s < -most_s ? INT64_MIN : s * 1000000000 + t->tv_nsec;
+}
+
 /* Times for page i of a chain that is used now, and for a state of it, between its page and the one behind:
  * the limit takes the oldest first, which is then the end. */
 MX_INLINE int64_t mx_cold_page_time_ns(int64_t now_ns, uint64_t i)

@@ -96,7 +96,7 @@ static void add_file(mx_sweep *s, int dir, const char *name, const place *p, mx_
         s->err = MX_E_NOMEM;
         return;
     }
-    mx_swept_file e = {.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
+    mx_swept_file e = {.mtime_ns = mx_cold_time_ns(&st.st_mtim),
                     .bytes = bytes,
                     .kind = (uint8_t)kind,
                     .root = p->root};

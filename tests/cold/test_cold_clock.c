@@ -239,6 +239,22 @@ static void test_times_in_the_future_are_settled(void **arg)
     mx_cold_close(c);
 }
 
+/* Further ahead than nanoseconds since 1970 can say: in the future like others, not in the past. */
+static void test_times_after_2262(void **arg)
+{
+    state *s = *arg;
+    char path[700];
+    struct stat st;
+    mx_cold *c = help_open_settled(&s->cfg);
+    write_talk(s, c, &s->talk, 1, 300);
+    help_spill_aged(s, "quarantine/bad", -400 * 365 * (int64_t)DAY_S);
+    assert_true(mx_cold_sweep(c, 20000000));
+    mx_cold_close(c);
+    snprintf(path, sizeof path, "%s/quarantine/bad", s->root_dir);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_mtim.tv_sec > time(NULL) + DAY_S);
+}
+
 /* Under the limit, too: what was written with a clock that was ahead must not push out all else. */
 static void test_eviction_takes_settled_files(void **arg)
 {
@@ -393,6 +409,7 @@ int main(void)
         T(test_set_right_once_is_not_believed_twice),
         T(test_started_in_1970),
         T(test_times_in_the_future_are_settled),
+        T(test_times_after_2262),
         T(test_eviction_takes_settled_files),
         T(test_used_while_the_clock_is_set_back),
         T(test_removing_takes_files_of_the_future),
