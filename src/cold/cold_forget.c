@@ -154,6 +154,8 @@ typedef struct removal {
     mx_errbuf *eb;
     bool is_session; /* points inside its chain go, too */
     bool spares_marked; /* where a bookmark stands, nothing goes: then is_spared */
+    int64_t now_s, min_age_s; /* what is younger stays; 0 = whatever its age, */
+    int64_t since_ns;         /* unless it was used since then */
     bool was_found, is_spared;
 } removal;
 
@@ -202,9 +204,26 @@ static void unmark_all(const removal *r, const mx_visit_model *model)
     }
 }
 
+/* All manifests were read, but one may have been written since that names it: whoever writes one has set
+ * the times of its pages before. A time in the future tells nothing of a use. */
+static bool is_in_use(const removal *r, const struct stat *st)
+{
+    int64_t used_s = (int64_t)st->st_mtim.tv_sec, used_ns = mx_cold_time_ns(&st->st_mtim);
+    return (r->min_age_s > 0 && used_s > r->now_s - r->min_age_s)
+           || (used_ns >= r->since_ns && used_ns <= mx_cold_wall_ns());
+}
+
+static void remove_unused(const removal *r, int dir, const char *path)
+{
+    struct stat st;
+    if (fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && !is_in_use(r, &st)) {
+        remove_file(dir, path, r->out);
+    }
+}
+
 /* States before their pages, leaf first. */
-static void remove_objects(const mx_visit_model *model, const mx_cold_names *names, const id_list *kept,
-                           mx_cold_counts *out)
+static void remove_objects(const removal *r, const mx_visit_model *model, const mx_cold_names *names,
+                           const id_list *kept)
 {
     char path[MX_COLD_NAME_CAP + 16];
     for (size_t i = names->n_pages + names->n_states; i-- > 0;) {
@@ -213,7 +232,7 @@ static void remove_objects(const mx_visit_model *model, const mx_cold_names *nam
                                        : &names->state_ids[i - names->n_pages];
         if (!mx_visit_is_among(kept->ids, kept->n, id)) {
             mx_visit_object_path(is_page ? MX_COLD_PAGE : MX_COLD_STATE, id, path);
-            remove_file(model->fd, path, out);
+            remove_unused(r, model->fd, path);
         }
     }
 }
@@ -246,15 +265,15 @@ static mx_err remove_sorted(const removal *r, const sorting *k, const mx_cold_na
     remove_file(model->fd, path, r->out);
     for (size_t i = 0; i < k->points.n; i++) {
         manifest_path(&k->points.ids[i], path);
-        remove_file(model->fd, path, r->out);
+        remove_unused(r, model->fd, path);
     }
     if (!r->spares_marked) { /* else there was none, and one that has come back needs its name */
         unmark_all(r, model);
     }
     const mx_cold_names inside = {k->points.ids, k->points.n, k->states.ids, k->states.n};
-    remove_objects(model, named, &k->kept, r->out);
-    remove_objects(model, &inside, &k->kept, r->out);
-    remove_objects(model, &r->also, &k->kept, r->out);
+    remove_objects(r, model, named, &k->kept);
+    remove_objects(r, model, &inside, &k->kept);
+    remove_objects(r, model, &r->also, &k->kept);
     return remove_damaged(model, r->out);
 }
 
@@ -266,6 +285,7 @@ static mx_err remove_from(void *arg, const mx_visit_model *model)
     mx_cold_names named = {0};
     uint8_t *copy = NULL;
     struct stat st;
+    r->since_ns = mx_cold_wall_ns();
     manifest_path(r->id, path);
     bool has_manifest = fstatat(model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0;
     if (!has_manifest && r->also.n_pages == 0) {
@@ -373,6 +393,16 @@ static bool add_expired(void *arg, const char *folder, const mx_bookmark *b)
     return x->n < EXPIRED_AT_ONCE;
 }
 
+/* Somebody has read it a moment ago, in another session or none. */
+static bool is_read(const expiring *x, const mx_visit_model *model, const mx_hash256 *entry)
+{
+    char path[MX_COLD_NAME_CAP + 16];
+    struct stat st;
+    mx_visit_object_path(MX_COLD_PAGE, entry, path);
+    return x->min_age_s > 0 && fstatat(model->fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0
+           && (int64_t)st.st_mtim.tv_sec > x->now_s - x->min_age_s;
+}
+
 static mx_err expire_in(void *arg, const mx_visit_model *model)
 {
     expiring *x = arg;
@@ -386,8 +416,9 @@ static mx_err expire_in(void *arg, const mx_visit_model *model)
     for (size_t i = 0; err == MX_OK && i < x->n && !x->is_over; i++) {
         const mx_bookmark *b = &x->expired[i];
         mx_errbuf eb = {{0}};
-        removal r = {.id = &b->entry, .out = x->out, .eb = &eb, .is_session = true, .spares_marked = true};
-        if (!remove_bookmark(model, sessions_fd, b, x->out)) {
+        removal r = {.id = &b->entry, .out = x->out, .eb = &eb, .is_session = true, .spares_marked = true,
+                     .now_s = x->now_s, .min_age_s = x->min_age_s};
+        if (is_read(x, model, &b->entry) || !remove_bookmark(model, sessions_fd, b, x->out)) {
             continue; /* others may take long to go */
         }
         (void)remove_from(&r, model); /* what cannot go now ages as the rest does */

@@ -573,6 +573,25 @@ static void test_sessions_at_one_point_expire_together(void **arg)
     assert_int_equal(count(s, ".page"), 0);
 }
 
+/* What was read a moment ago is in use, by whomever: the beginning, which others share, or all of it. */
+static void test_what_is_read_does_not_expire(void **arg)
+{
+    state *s = *arg;
+    char path[700];
+    const int64_t age_s = 60;
+    for (int is_end = 1; is_end >= 0; is_end--) {
+        help_keep_talk(s, &s->talk, 1, 300);
+        mark(s, (wish){.t = &s->talk, .name = "one", .ttl_s = 3600});
+        help_age_all(s, "", 7200);
+        help_page_path(s, &s->talk.ids[is_end ? 4 : 0], path);
+        help_age(path, (void *)(uintptr_t)&age_s);
+        sweep(s);
+        assert_int_equal(count(s, ".bookmark"), is_end);
+        assert_int_equal(count(s, ".session"), is_end);
+        assert_int_equal(count(s, ".page"), is_end ? 5 : 1);
+    }
+}
+
 static const state *returning; /* NULL = nobody */
 
 static int unlink_and_return(int dir, const char *name, int flags)
@@ -584,19 +603,63 @@ static int unlink_and_return(int dir, const char *name, int flags)
     return mx_cold_real_fileops.unlink(dir, name, flags);
 }
 
+static bool is_manifest_of(const talk *t, const char *name)
+{
+    char own[MX_COLD_NAME_CAP];
+    mx_cold_session_name(&t->ids[t->n_ids - 1], own);
+    return strcmp(name, own) == 0;
+}
+
 /* Bookmarks are looked at before the manifests of others. */
 static int open_and_return(int dir, const char *name, int flags, unsigned mode)
 {
-    char other[MX_COLD_NAME_CAP];
     const state *s = returning;
-    if (s != NULL) {
-        mx_cold_session_name(&s->other.ids[s->other.n_ids - 1], other);
-    }
-    if (s != NULL && strcmp(name, other) == 0) {
+    if (s != NULL && is_manifest_of(&s->other, name)) {
         returning = NULL;
         mark(s, (wish){.t = &s->talk, .name = "back", .pin = true});
     }
     return mx_cold_real_fileops.open(dir, name, flags, mode);
+}
+
+/* Its time is over, and something happens while the manifests of others are read. */
+static void expire_talk(const state *s, int (*open)(int dir, const char *name, int flags, unsigned mode))
+{
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.open = open;
+    mark(s, (wish){.t = &s->talk, .name = "back", .ttl_s = 3600});
+    help_age_all(s, "", 7200);
+    assert_int_equal(expire_by(s, &ops, false, tell), 1);
+}
+
+static mx_cold *storing; /* NULL = nobody */
+static talk stored, beside;
+
+static int open_and_store(int dir, const char *name, int flags, unsigned mode)
+{
+    mx_cold *c = storing;
+    if (c != NULL && is_manifest_of(&beside, name)) {
+        storing = NULL;
+        assert_int_equal(help_write_talk(c, &stored), MX_OK);
+    }
+    return mx_cold_real_fileops.open(dir, name, flags, mode);
+}
+
+/* Another conversation has the same beginning. It becomes durable while all manifests are read, which tells
+ * who needs what; its own may be passed over. */
+static void test_what_is_stored_while_others_expire_stays(void **arg)
+{
+    state *s = *arg;
+    help_keep_talk(s, &beside, 9, 300);
+    help_keep_talk(s, &s->talk, 1, 300);
+    talk_make(&stored, &s->root, 1, 0, 200);
+    talk_make(&stored, &s->root, 2, 128, 200);
+    mx_cold *c = storing = help_open_settled(&s->cfg);
+    expire_talk(s, open_and_store);
+    assert_null(storing);
+    assert_int_equal(count(s, ".session"), 2);
+    assert_int_equal(help_read_talk(c, &stored, 200), 200);
+    assert_int_equal(count(s, ".page"), 5 + 4);
+    mx_cold_close(c);
 }
 
 /* Too late for the files, but not for what is said of the session: its next turn stands behind it. */
@@ -605,12 +668,8 @@ static void test_a_session_that_comes_back_too_late_keeps_its_name(void **arg)
     state *s = *arg;
     help_keep_talk(s, &s->talk, 1, 300);
     help_keep_talk(s, &s->other, 2, 300);
-    mark(s, (wish){.t = &s->talk, .name = "back", .ttl_s = 3600});
-    help_age_all(s, "", 7200);
-    mx_cold_fileops ops = mx_cold_real_fileops;
-    ops.open = open_and_return;
     returning = s;
-    assert_int_equal(expire_by(s, &ops, false, tell), 1);
+    expire_talk(s, open_and_return);
     assert_null(returning);
     assert_int_equal(count(s, ".session"), 1);
     assert_int_equal(count(s, ".bookmark"), 1);
@@ -705,8 +764,7 @@ static void test_session_of_1970_has_not_expired(void **arg)
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(help_count(s->root_dir, ".bookmark"), 1);
     assert_int_equal(help_read_talk(c, &s->talk, 200), 200);
-    age = 10 * DAY_S;
-    help_each_file(s->root_dir, ".bookmark", help_age, &age);
+    help_age_all(s, "", 10 * DAY_S);
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(help_count(s->root_dir, ".bookmark"), 0);
     mx_cold_close(c);
@@ -735,6 +793,8 @@ int main(void)
         T(test_a_session_that_is_pinned_while_others_expire_stays),
         T(test_expiring_ends_when_it_is_told_to),
         T(test_sessions_at_one_point_expire_together),
+        T(test_what_is_read_does_not_expire),
+        T(test_what_is_stored_while_others_expire_stays),
         T(test_a_session_that_comes_back_too_late_keeps_its_name),
         T(test_a_session_that_comes_back_keeps_its_name),
         T(test_pins_are_known_after_a_start),
