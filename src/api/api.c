@@ -460,8 +460,7 @@ static void reply_count(mx_http_exchange *x, size_t n_tokens)
     mx_api_reply_json(x, 200, &b);
 }
 
-/* The request in Anthropic's words becomes that in ours. */
-static bool translate(struct json_object **body, mx_problem *p)
+bool mx_api_translate(struct json_object **body, mx_problem *p)
 {
     struct json_object *chat;
     bool ok = mx_messages_to_chat(*body, &chat, p);
@@ -496,7 +495,7 @@ static void handle_generation(mx_api *a, mx_http_exchange *x, route_kind kind)
     mx_prompt *prompts = NULL;
     size_t n_prompts = 0;
     bool ok = mx_api_check_phase(a, &p) && mx_api_parse_body(x, &body, &p)
-              && (surface != MX_SURFACE_MESSAGES || translate(&body, &p))
+              && (surface != MX_SURFACE_MESSAGES || mx_api_translate(&body, &p))
               && mx_api_params_read(&params, body, is_chat,
                                     mx_tokenizer_size(mx_model_tokenizer(a->model)), &p)
               && read_session_header(x, &params, &p)

@@ -132,12 +132,7 @@ void mx_api_post_lookup(mx_api *a, mx_http_exchange *x)
     int key = mx_http_key_index(x);
     uint64_t until_us = mx_now_us() + LOOKUP_TIMEOUT_US;
     bool ok = mx_api_check_phase(a, &p) && mx_api_parse_body(x, &body, &p);
-    if (ok && mx_messages_is_request(body)) {
-        struct json_object *chat;
-        ok = mx_messages_to_chat(body, &chat, &p);
-        json_object_put(body);
-        body = chat;
-    }
+    ok = ok && (!mx_messages_is_request(body) || mx_api_translate(&body, &p));
     bool is_chat = ok && mx_json_field(body, "messages") != NULL;
     ok = ok && mx_api_params_read(&params, body, is_chat,
                                   mx_tokenizer_size(mx_model_tokenizer(a->model)), &p);
