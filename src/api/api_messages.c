@@ -687,8 +687,31 @@ bool mx_messages_to_chat(struct json_object *body, struct json_object **out, mx_
     return ok;
 }
 
+static bool has_own_blocks(struct json_object *message)
+{
+    static const char *const types[] = {"tool_use", "tool_result", "document", "search_result"};
+    struct json_object *content = json_object_is_type(message, json_type_object)
+                                      ? mx_json_field(message, "content") : NULL;
+    for (size_t i = 0, n = n_blocks(content); i < n; i++) {
+        for (size_t k = 0; k < MX_COUNT(types); k++) {
+            if (is_block(json_object_array_get_idx(content, i), types[k])) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 bool mx_messages_is_request(struct json_object *body)
 {
+    struct json_object *messages = mx_json_field(body, "messages");
+    for (size_t i = 0; json_object_is_type(messages, json_type_array) &&
+                       i < json_object_array_length(messages); i++)
+    {
+        if (has_own_blocks(json_object_array_get_idx(messages, i))) {
+            return true;
+        }
+    }
     struct json_object *tools = mx_json_field(body, "tools");
     struct json_object *tool = json_object_is_type(tools, json_type_array)
                                    ? json_object_array_get_idx(tools, 0) : NULL;

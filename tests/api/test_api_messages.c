@@ -203,6 +203,10 @@ static void bodies_are_told_apart(void **state)
         {"{" ASK ",\"tools\":[{\"name\":\"f\",\"input_schema\":{}}]}", true},
         {"{" ASK ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}", false},
         {"{" ASK ",\"tools\":[]}", false}, {"{" ASK ",\"tools\":[7]}", false},
+        {"{\"messages\":[7,{\"role\":\"user\",\"content\":[7,{\"type\":\"tool_result\"}]}]}", true},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"document\"}]}]}", true},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", false},
+        {"{\"messages\":7}", false},
     };
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         struct json_object *o = parse(cases[i].body);
