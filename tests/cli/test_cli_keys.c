@@ -126,7 +126,7 @@ static void cache_keys(void **state)
     mx_log_set_level(MX_LOG_ERROR);
     assert_int_equal(mx_cli_cache_key(&s, "/dev/null/folder", &a, &eb), MX_OK);
     assert_false(mx_hash256_eq(&a, &b));
-    s.cache_key_file = mx_strdup("/nonexistent");
+    s.cache_key_file = mx_strdup("/proc/nonexistent");
     assert_int_equal(mx_cli_cache_key(&s, "/dev/null/folder", &a, &eb), MX_E_NOT_FOUND);
     mx_settings_free(&s);
     unlink(path);

@@ -128,7 +128,7 @@ static void refusals(void **state)
     unlink(p->key);
     assert_int_equal(mkdir(p->key, 0700), 0);
     expect(p, NULL, MX_E_DENIED, "regular file");
-    expect(p, "/nonexistent/key", MX_E_NOT_FOUND, "/nonexistent/key");
+    expect(p, "/proc/nonexistent/key", MX_E_NOT_FOUND, "/proc/nonexistent/key");
     assert_int_equal(rmdir(p->key), 0);
     assert_int_equal(chmod(p->dir, 0770), 0);
     expect(p, NULL, MX_E_DENIED, NULL); /* others could have put a key there */
