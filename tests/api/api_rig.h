@@ -103,7 +103,7 @@ MX_UNUSED static void try_post(service *s, const char *path, int key, const char
                   "Content-Length: %zu\r\n\r\n%s", path, key, strlen(body), body);
     int fd = client_connect(s->http);
     client_text(fd, b.ptr);
-    client_read(fd, r, false, 60000);
+    client_read(fd, r, false);
     close(fd);
     mx_buf_free(&b);
 }
