@@ -254,6 +254,18 @@ static void print_bad(void *arg, const char *path, const char *reason)
     printf("%s: %s\n", path, reason);
 }
 
+/* A server that removes much, or hangs in its folder, is waited for: without a word that would look as if
+ * this command hung. */
+static void tell_of_waiting(const options *o)
+{
+    enum { PATIENCE_MS = 2000 };
+    mx_errbuf eb = {{0}};
+    if (mx_cold_see_lock(o->dir, auth_key(o), PATIENCE_MS, &eb) == MX_E_BUSY) {
+        fprintf(stderr, "mtplx: waiting: %s (Ctrl-C ends this command, nothing is changed then)\n",
+                eb.text);
+    }
+}
+
 static int run_verify(const options *o, const char *operand)
 {
     mx_cold_entry e;
@@ -262,6 +274,9 @@ static int run_verify(const options *o, const char *operand)
     char size[32];
     if (operand != NULL && find(o, operand, &e, &eb) != MX_OK) {
         return failed(&eb);
+    }
+    if (o->quarantine) {
+        tell_of_waiting(o);
     }
     if (mx_cold_verify(o->dir, auth_key(o), operand != NULL ? &e.id : NULL, o->quarantine, print_bad, NULL, &n,
                        &eb) != MX_OK)
@@ -315,6 +330,7 @@ static int run_gc(const options *o, const char *operand)
     mx_errbuf eb = {{0}};
     char size[32];
     uint64_t limit = o->max_size == 0 ? UINT64_MAX : o->max_size; /* 0 = none */
+    tell_of_waiting(o);
     if (mx_cold_gc(o->dir, auth_key(o), limit, o->ttl_s, &n, &eb) != MX_OK) {
         return failed(&eb);
     }
@@ -337,6 +353,7 @@ static int run_rm(const options *o, const char *operand)
     uint64_t n_files = 0, n_bytes = 0;
     mx_errbuf eb = {{0}};
     char size[32];
+    tell_of_waiting(o);
     if (o->all) {
         if (mx_cold_remove_all(o->dir, auth_key(o), &n_files, &n_bytes, &eb) != MX_OK) {
             return failed(&eb);

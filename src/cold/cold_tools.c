@@ -394,6 +394,14 @@ mx_err mx_cold_verify(const char *dir, const mx_hash256 *key, const mx_hash256 *
     return err;
 }
 
+mx_err mx_cold_see_lock(const char *dir, const mx_hash256 *key, uint32_t wait_ms, mx_errbuf *eb)
+{
+    mx_visit o;
+    const mx_err err = mx_visit_open(&o, dir, key, true, wait_ms, eb);
+    mx_visit_close(&o);
+    return err == MX_E_BUSY ? err : MX_OK;
+}
+
 /* ---- everything, or what is too much --------------------------------------------------------- */
 
 /* The walk of a server's sweep, and what of its rules needs no knowledge of a model. Asked for by a

@@ -76,6 +76,10 @@ mx_err mx_cold_gc(const char *dir, const mx_hash256 *key, uint64_t max_bytes, ui
 
 #define MX_COLD_WAIT_FOREVER UINT32_MAX
 
+/* MX_E_BUSY, with a text: somebody else has held gc.lock for wait_ms, so who removes now waits. Whatever
+ * else is wrong is not said here. */
+mx_err mx_cold_see_lock(const char *dir, const mx_hash256 *key, uint32_t wait_ms, mx_errbuf *eb);
+
 /* Whatever removes: where a file cannot be removed the others go all the same, and the error says how
  * many are left. *out holds then, too. */
 

@@ -2,17 +2,19 @@
 """The promise of the two tiers, seen from outside: where a prompt came from, and that the answer is
 the same wherever it came from."""
 
+import fcntl
 import json
 import os
 import random
 import re
+import subprocess
 import threading
 import time
 
 import pytest
 import requests
 
-from conftest import EXACT, MODEL, OBEY_MODES, call_text, run_mtplx, text_of, weather_chat
+from conftest import BIN, EXACT, MODEL, OBEY_MODES, call_text, run_mtplx, text_of, weather_chat
 
 
 def conversation(seed, n_words=110):
@@ -478,6 +480,29 @@ def test_compression_is_found_both_ways(start):
     assert all(a == b for a, b in answers)
     assert sizes["zstd"] < 0.95 * sizes["off"]
     assert run_mtplx("cache", "verify", home=s.home).returncode == 0
+
+
+def test_commands_say_what_they_wait_for(start):
+    """Somebody else is removing files, for long, or hangs while it does."""
+    s = start(*EXACT)
+    s.chat(conversation(45))
+    s.wait_durable()
+    assert s.stop() == 0
+    entry = run_mtplx("cache", "ls", home=s.home).stdout.splitlines()[1].split()[0]
+    commands = [["gc"], ["verify", "--quarantine"], ["rm", entry], ["rm", "--all"]]
+    with open(s.home / ".mtplx/session_cache/v1/gc.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = [subprocess.Popen([str(BIN), "cache", *c], env={**os.environ, "HOME": str(s.home)},
+                                    text=True, stderr=subprocess.PIPE) for c in commands]
+        said = [w.stderr.readline() for w in waiting]
+        assert all("waiting: another process" in line and "gc.lock" in line for line in said), said
+        assert [w.poll() for w in waiting] == [None] * 4
+        assert run_mtplx("cache", "verify", home=s.home).returncode == 0
+    for w in waiting:
+        w.wait(20)
+        w.stderr.close()
+    assert waiting[0].returncode == waiting[3].returncode == 0
+    assert not (s.home / ".mtplx/session_cache/v1").exists()
 
 
 def test_files_that_may_not_grow(start, tmp_path):
