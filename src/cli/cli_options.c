@@ -121,12 +121,40 @@ static const mx_option rows[] = {
 static const mx_option_table table = {"start", true, rows, MX_COUNT(rows)};
 _Static_assert(MX_COUNT(rows) <= MX_TABLE_MAX_ROWS, "more rows than a table can have");
 
+/* Compared as a whole with what a browser sends: what it never sends would be without effect, and nobody
+ * would know why. */
+static bool can_be_origin(const char *text)
+{
+    const char *colon = strstr(text, "://");
+    return strcmp(text, "*") == 0 || strcmp(text, "null") == 0 ||
+           (colon != NULL && colon > text && colon[3] != '\0' && strpbrk(colon + 3, "/?#@* \t") == NULL);
+}
+
+static mx_err check_names(const mx_settings *s, mx_errbuf *eb)
+{
+    for (size_t i = 0; i < s->allowed_origins.n; i++) {
+        if (!can_be_origin(s->allowed_origins.items[i])) {
+            return mx_fail(eb, MX_E_INVALID, "--allowed-origin is \"%.64s\"; it must be an origin as browsers "
+                           "send it (such as https://example.org or http://box:3000, without a path), null, "
+                           "or *", s->allowed_origins.items[i]);
+        }
+    }
+    for (size_t i = 0; i < s->allowed_hosts.n; i++) {
+        if (strpbrk(s->allowed_hosts.items[i], "/?#@ \t") != NULL) {
+            return mx_fail(eb, MX_E_INVALID, "--allowed-host is \"%.64s\"; it must be a name as in "
+                           "http://NAME:PORT/, with or without the port", s->allowed_hosts.items[i]);
+        }
+    }
+    return MX_OK;
+}
+
 mx_err mx_settings_parse(mx_settings *s, int argc, char **argv, mx_errbuf *eb)
 {
     mx_cpu_level level;
     *s = (mx_settings){0};
     MX_TRY(mx_table_parse(&table, s, argc, argv, eb));
     MX_TRY(mx_cli_cpu_level(s->cpu_level, &level, eb));
+    MX_TRY(check_names(s, eb));
     if (s->max_context != 0 && s->max_context < MX_PAGE_TOKENS) {
         return mx_fail(eb, MX_E_INVALID, "--max-context is %llu; it must be 0 (the model's own) or at "
                        "least %d tokens: with less not even a chat template fits",

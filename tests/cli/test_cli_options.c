@@ -97,7 +97,10 @@ static void refusals(void **state)
         {"--api-key", "", "--api-key"}, {"--ssd-session-cache-ttl", "3w", "12h or 30d"},
         {"--ssd-session-cache-ttl", "d", "12h or 30d"}, {"--ssd-session-cache-ttl", "1dd", "12h"},
         {"--ssd-session-cache-ttl", "-1", "12h"}, {"--ssd-session-cache-ttl", "30", "with its unit"},
-        {"--ssd-write-budget", "much", "size"},
+        {"--ssd-write-budget", "much", "size"}, {"--allowed-origin", "good.example", "browsers send"},
+        {"--allowed-origin", "https://good.example/", "browsers send"},
+        {"--allowed-origin", "https://", "browsers send"}, {"--allowed-origin", "://x", "browsers send"},
+        {"--allowed-host", "http://box", "--allowed-host"}, {"--allowed-host", "a b", "--allowed-host"},
         {"--ssd-session-cache-max-size", "10", "give the unit"},
         {"--max-context", "1", "at least 64"}, {"--max-context", "63", "at least 64"},
         {"--kv-budget", "512", "give the unit"}, {"--ssd-write-budget", "20", "give the unit"},
@@ -186,6 +189,25 @@ static void times(void **state)
         assert_int_equal(parse(&s, "--ssd-session-cache-ttl", rows[i].text, NULL, NULL, &eb),
                          MX_OK);
         assert_int_equal(s.ssd_ttl_s, rows[i].seconds);
+        mx_settings_free(&s);
+    }
+}
+
+static void names_of_others(void **state)
+{
+    (void)state;
+    static const struct { const char *option, *value; } rows[] = {
+        {"--allowed-origin", "*"}, {"--allowed-origin", "null"}, {"--allowed-origin", "https://good.example"},
+        {"--allowed-origin", "http://[fd00::1]:3000"}, {"--allowed-origin", "chrome-extension://abcdef"},
+        {"--allowed-host", "*"}, {"--allowed-host", "box"}, {"--allowed-host", "box.lan:8000"},
+        {"--allowed-host", "fd00::1"},
+    };
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        mx_settings s;
+        mx_errbuf eb = {{0}};
+        if (parse(&s, rows[i].option, rows[i].value, NULL, NULL, &eb) != MX_OK) {
+            fail_msg("%s %s: %s", rows[i].option, rows[i].value, eb.text);
+        }
         mx_settings_free(&s);
     }
 }
@@ -291,6 +313,7 @@ int main(void)
         cmocka_unit_test(sizes),
         cmocka_unit_test(sizes_of_budgets),
         cmocka_unit_test(times),
+        cmocka_unit_test(names_of_others),
         cmocka_unit_test(help_names_every_setting),
         cmocka_unit_test(cpu_levels),
         cmocka_unit_test(free_memory),
