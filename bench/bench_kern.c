@@ -119,12 +119,14 @@ static void bench_matmul(const mx_kern *k, mx_qtype type)
     fflush(stdout);
 }
 
-/* The recurrence of one head of 128 over some tokens; for a single one in a state of 16 heads x 18
- * layers, which no cache close to the core holds. */
+enum { GDN_D = 128, GDN_HEADS = 16, GDN_LD = 3 * GDN_HEADS * GDN_D };
+
+/* The recurrence over some tokens, in heads of 128 whose rows come from further away than L2; for a single
+ * one in a state of 16 heads x 18 layers, which no cache close to the core holds. */
 static void bench_gdn(const mx_kern *k, uint32_t n_rows)
 {
-    enum { D = 128, LD = 6144 };
-    const size_t n_heads = n_rows == 1 ? 288 : 1, head = (size_t)D * D;
+    enum { D = GDN_D, LD = GDN_LD };
+    const size_t n_heads = n_rows == 1 ? 18 * GDN_HEADS : GDN_HEADS, head = (size_t)D * D;
     float *rows = need((size_t)n_rows * LD * sizeof *rows);
     float *from = need(n_heads * head * sizeof *from);
     float *to = need(n_heads * head * sizeof *to);
@@ -133,15 +135,19 @@ static void bench_gdn(const mx_kern *k, uint32_t n_rows)
     double best = 1e9;
     fill(rows, (size_t)n_rows * LD);
     for (uint32_t r = 0; r < n_rows; r++) {
-        k->l2norm(rows + (size_t)r * LD, 0.088f, D);
-        k->l2norm(rows + (size_t)r * LD + D, 1, D);
+        for (uint32_t h = 0; h < GDN_HEADS; h++) {
+            float *q = rows + (size_t)r * LD + h * D;
+            k->l2norm(q, 0.088f, D);
+            k->l2norm(q + GDN_HEADS * D, 1, D);
+        }
     }
     for (int i = 0; i < REPETITIONS; i++) {
         const double begin = now();
         for (size_t h = 0; h < n_heads; h++) {
+            const float *q = rows + h % GDN_HEADS * D;
             k->gdn_step(&(mx_gdn_args){
-                .d = D, .n_cols = D, .n_rows = n_rows, .q = rows, .k = rows + D, .v = rows + 2 * D,
-                .ld = LD, .decay = gates, .beta = gates + 1, .ld_gates = 0, .from = from + h * head,
+                .d = D, .n_cols = D, .n_rows = n_rows, .q = q, .k = q + GDN_HEADS * D,
+                .v = q + 2 * GDN_HEADS * D, .ld = LD, .decay = gates, .beta = gates + 1, .ld_gates = 0, .from = from + h * head,
                 .to = to + h * head, .out = out, .ldo = D});
         }
         const double spent = (now() - begin) / (double)n_heads / n_rows;
@@ -153,6 +159,32 @@ static void bench_gdn(const mx_kern *k, uint32_t n_rows)
     mx_free(from);
     mx_free(to);
     mx_free(out);
+}
+
+/* The convolution before it, head by head as the forward pass does. */
+static void bench_conv(const mx_kern *k, uint32_t n_rows)
+{
+    enum { D = GDN_D, LD = GDN_LD, TAPS = 4 };
+    float *x = need((size_t)n_rows * LD * sizeof *x);
+    float *taps = need(TAPS * LD * sizeof *taps);
+    float *past = need((TAPS - 1) * LD * sizeof *past);
+    double best = 1e9;
+    fill(taps, TAPS * LD);
+    fill(past, (TAPS - 1) * LD);
+    for (int i = 0; i < REPETITIONS; i++) {
+        fill(x, (size_t)n_rows * LD);
+        const double begin = now();
+        for (size_t h = 0; h < LD; h += D) {
+            k->gdn_conv(x + h, LD, n_rows, D, taps + h, past + h, TAPS, LD);
+        }
+        const double spent = (now() - begin) / n_rows;
+        best = spent < best ? spent : best;
+    }
+    printf("%-9s its convolution, %3u tokens: %.3f us per token of %d channels\n", k->name, n_rows,
+           best * 1e6, LD);
+    mx_free(x);
+    mx_free(taps);
+    mx_free(past);
 }
 
 static void bench_vectors(const mx_kern *k)
@@ -217,6 +249,8 @@ int main(int argc, char **argv)
             bench_vectors(k);
             bench_gdn(k, 512);
             bench_gdn(k, 1);
+            bench_conv(k, 512);
+            bench_conv(k, 1);
         }
     }
     if (n_measured == 0) {

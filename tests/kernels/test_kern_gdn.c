@@ -241,7 +241,7 @@ static void convolution(void **state)
     (void)state;
     static const conv_case cases[] = {
         {16, 4, 7, 16, 16}, {48, 4, 5, 50, 64}, {128, 4, 9, 200, 128}, {16, 2, 4, 16, 16},
-        {32, 7, 3, 32, 32},
+        {32, 7, 3, 32, 32}, {112, 4, 21, 120, 112},
     };
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         for (int kind = 0; kind < FILL_KINDS; kind++) {
