@@ -242,27 +242,27 @@ static void closed(void *arg, bool hung_up)
 
 /* ---- the beginning --------------------------------------------------------------------------- */
 
-/* Refused at once, with the numbers: waiting would not make it fit. */
-static bool too_long(const mx_answer *s, size_t n_prompt, size_t n_ctx, mx_problem *p)
+bool mx_api_too_long(const mx_api *a, const char *field, size_t n_prompt, mx_problem *p)
 {
+    size_t n_ctx = mx_engine_max_tokens(a->engine);
     p->n_prompt_tokens = n_prompt;
     p->n_ctx = n_ctx;
     const char *cure = "start with a larger --max-context";
     char memory[160];
-    if (n_ctx < mx_model_get_config(s->api->model)->n_ctx) {
+    if (n_ctx < mx_model_get_config(a->model)->n_ctx) {
         mx_engine_stats e;
-        mx_engine_get_stats(s->api->engine, &e);
+        mx_engine_get_stats(a->engine, &e);
         double mib = (double)e.kv_page_bytes / MX_PAGE_TOKENS / (1 << 20);
         snprintf(memory, sizeof memory, "start with a larger --kv-budget (%zu tokens take %.1f MiB "
                  "of keys and values, %.1f MiB are there)", n_prompt + 1, mib * (double)(n_prompt + 1),
                  mib * (double)n_ctx);
         cure = memory;
     }
-    return mx_problem_set(p, 400, "context_length_exceeded", s->is_chat ? "messages" : "prompt",
+    return mx_problem_set(p, 400, "context_length_exceeded", field,
                           "request (%zu tokens) exceeds the available context size (%zu tokens); "
                               "this model's maximum context length is %zu tokens, of which one "
-                              "must be left for the answer: shorten the messages, or %s", n_prompt,
-                          n_ctx, n_ctx, cure);
+                              "must be left for the answer: shorten '%s', or %s", n_prompt,
+                          n_ctx, n_ctx, field, cure);
 }
 
 /* What is needed of the prompt as long as the answer runs. */
@@ -288,7 +288,7 @@ static bool create_request(mx_answer *s, size_t i, const mx_api_params *a, mx_pr
     size_t n_ctx = mx_engine_max_tokens(s->api->engine);
     size_t n = prompt->tokens.n;
     if (n > n_ctx || (n == n_ctx && a->max_tokens > 0)) {
-        return too_long(s, n, n_ctx, p);
+        return mx_api_too_long(s->api, s->is_chat ? "messages" : "prompt", n, p);
     }
     mx_request_params r = {
         .prompt = prompt->tokens.ids,

@@ -92,11 +92,6 @@ static bool look_up(mx_api *a, int key, const mx_api_params *params, const mx_pr
                     uint64_t until_us, mx_buf *b, mx_problem *p)
 {
     mx_lookup l = {0};
-    size_t n_ctx = mx_engine_max_tokens(a->engine);
-    if (prompt->tokens.n > n_ctx) {
-        return mx_problem_set(p, 400, "context_length_exceeded", NULL, "the prompt has %zu tokens; "
-                              "the context size is %zu", prompt->tokens.n, n_ctx);
-    }
     mx_err e = MX_OK;
     if (params->cache == MX_CACHE_OFF) {
         l.stats = (mx_request_stats){.n_prompt = prompt->tokens.n, .n_computed = prompt->tokens.n,
@@ -151,7 +146,9 @@ void mx_api_post_lookup(mx_api *a, mx_http_exchange *x)
     }
     for (size_t i = 0; ok && i < n; i++) {
         mx_buf_str(&b, i > 0 ? "," : "");
-        ok = look_up(a, key, &params, &prompts[i], until_us, &b, &p);
+        ok = prompts[i].tokens.n <= mx_engine_max_tokens(a->engine) ||
+             mx_api_too_long(a, is_chat ? "messages" : "prompt", prompts[i].tokens.n, &p);
+        ok = ok && look_up(a, key, &params, &prompts[i], until_us, &b, &p);
     }
     if (ok) {
         mx_buf_str(&b, "]}\n");

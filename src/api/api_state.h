@@ -103,6 +103,8 @@ bool mx_api_check_phase(const mx_api *a, mx_problem *p);
 bool mx_api_parse_body(mx_http_exchange *x, struct json_object **out, mx_problem *p);
 /* Replaces a Messages request by the chat request that says the same; false: by NULL, and *p says why. */
 bool mx_api_translate(struct json_object **body, mx_problem *p);
+/* Refuses a prompt that does not fit into the context, with the numbers: waiting would not make it fit. */
+bool mx_api_too_long(const mx_api *a, const char *field, size_t n_prompt, mx_problem *p);
 /* With --shared-prefixes a stored text may be that of another key: it is not shown. */
 bool mx_api_hides_stored(const mx_api *a);
 /* Is `name` one of the names the model is listed under? */

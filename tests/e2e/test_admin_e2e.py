@@ -234,7 +234,8 @@ def test_lookup_hostile(start):
     for path in ("/admin/", "/admin/x", "/admin/cache/lookup/x", "/admin/../info/x"):
         assert s.get(path).status_code == 404, path
     huge = lookup(s, {"prompt": [5] * 200000}, status=400)
-    assert huge["code"] == "context_length_exceeded"
+    assert huge["code"] == "context_length_exceeded" and huge["param"] == "prompt"
+    assert "shorten 'prompt'" in huge["message"] and huge["n_prompt_tokens"] == 200000
     many = s.post("/admin/cache/lookup", {"prompt": ["a b c", "d e f"]}).json()["prompts"]
     assert len(many) == 2
 
