@@ -214,7 +214,7 @@ static void yield_to_reader_locked(mx_cold *c)
 {
     struct timespec until = after(CLOCK_MONOTONIC, YIELD_MAX_US);
     while ((c->reads.first != NULL || c->reader_busy) && stalled_us_locked(c) < YIELD_MAX_US
-           && !c->is_flushing && !atomic_load(&c->is_stopping)) {
+           && c->n_flushing == 0 && !atomic_load(&c->is_stopping)) {
         if (pthread_cond_timedwait(&c->idle_cond, &c->lock, &until) == ETIMEDOUT) {
             return;
         }
@@ -232,7 +232,7 @@ void mx_cold_yield_to_reader(mx_cold *c)
 static void rest_locked(mx_cold *c, uint64_t ended_us, uint64_t cpu_us)
 {
     bool is_resting = false;
-    while (c->is_paced && !c->is_flushing && !atomic_load(&c->is_stopping)
+    while (c->is_paced && c->n_flushing == 0 && !atomic_load(&c->is_stopping)
            && c->stats.queued_bytes <= c->queue_bytes_max / 2) {
         uint64_t now = mx_now_us();
         uint64_t age_us = now - c->writes.first->queued_us;
@@ -625,7 +625,7 @@ bool mx_cold_flush(mx_cold *c, uint64_t timeout_us)
     struct timespec until = after(CLOCK_MONOTONIC, timeout_us);
     pthread_mutex_lock(&c->lock);
     uint64_t lost_before = c->n_lost;
-    c->is_flushing = true;
+    c->n_flushing++;
     pthread_cond_broadcast(&c->idle_cond);
     pthread_cond_signal(&c->writer_cond);
     int rc = 0;
@@ -633,7 +633,7 @@ bool mx_cold_flush(mx_cold *c, uint64_t timeout_us)
            && !atomic_load(&c->is_stopping)) {
         rc = pthread_cond_timedwait(&c->idle_cond, &c->lock, &until);
     }
-    c->is_flushing = false;
+    c->n_flushing--;
     bool is_flushed = c->writes.first == NULL && !c->writer_busy && c->n_lost == lost_before;
     pthread_mutex_unlock(&c->lock);
     return is_flushed;

@@ -88,7 +88,7 @@ struct mx_cold {
     /* Guarded by lock. */
     job_list writes, reads, done;
     bool writer_busy, reader_busy, sweeper_busy;
-    bool is_flushing;           /* the writer does not make room for readers, nor rest */
+    unsigned n_flushing;        /* > 0: the writer does not make room for readers, nor rest */
     bool is_paced;              /* it rests between jobs */
     bool is_sweep_wanted;
     uint64_t n_sweeps;          /* finished */

@@ -6,7 +6,10 @@
  */
 #include "cold_help.h"
 
+#include <pthread.h>
+
 #include "base/clock.h"
+#include "cold/cold_files.h"
 #include "cold/cold_pace.h"
 
 enum { HOUR_S = 3600, N_PAGES = 5 };
@@ -114,6 +117,47 @@ static void test_rests_until_nobody_decodes(void **arg)
     mx_cold_close(c);
 }
 
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+
+static int fsync_behind_gate(int fd)
+{
+    pthread_mutex_lock(&gate);
+    pthread_mutex_unlock(&gate);
+    return mx_cold_real_fileops.fsync(fd);
+}
+
+static void *flush_patiently(void *arg)
+{
+    return mx_cold_flush(arg, 60 * 1000000ull) ? arg : NULL;
+}
+
+/* Two wait for the writer; one of them has no time. */
+static void test_works_on_for_the_other_who_waits(void **arg)
+{
+    state *s = *arg;
+    pthread_t other;
+    void *is_flushed;
+    mx_cold_fileops ops = mx_cold_real_fileops;
+    ops.fsync = fsync_behind_gate;
+    s->cfg.tuning.fileops = &ops;
+    mx_cold *c = help_open(&s->cfg);
+    mx_cold_pace(c, true);
+    pthread_mutex_lock(&gate);
+    for (size_t page = 0; page < 3; page++) {
+        submit(s, c, page);
+    }
+    assert_int_equal(pthread_create(&other, NULL, flush_patiently, c), 0);
+    usleep(50000); /* that it waits cannot be seen */
+    assert_false(mx_cold_flush(c, 1000));
+    pthread_mutex_unlock(&gate);
+    for (size_t page = 0; page < 3; page++) {
+        expect(s, c, page);
+    }
+    pthread_join(other, &is_flushed);
+    assert_non_null(is_flushed);
+    mx_cold_close(c);
+}
+
 /* What comes later does not begin before the rest is over, either. */
 static void test_rest_outlasts_an_empty_queue(void **arg)
 {
@@ -192,6 +236,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rule),
         cmocka_unit_test_setup_teardown(test_rests_until_nobody_decodes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_works_on_for_the_other_who_waits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_rest_outlasts_an_empty_queue, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flush_does_not_rest, setup, teardown),
         cmocka_unit_test_setup_teardown(test_stop_does_not_wait_for_a_rest, setup, teardown),
