@@ -96,7 +96,8 @@ typedef struct bookmark_listing {
 static mx_err list_bookmarks(void *arg, const mx_visit_model *m)
 {
     const bookmark_listing *l = arg;
-    return mx_visit_bookmarks(m, l->fn, l->arg);
+    mx_err err = mx_visit_bookmarks(m, l->fn, l->arg);
+    return err == MX_E_IO ? MX_OK : err; /* a list is of use without one of them */
 }
 
 mx_err mx_cold_list_bookmarks(const char *dir, const mx_hash256 *key, const char *folder,

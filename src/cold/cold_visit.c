@@ -279,6 +279,7 @@ typedef struct bookmark_walk {
     void *arg;
     const mx_visit_model *model;
     bool is_over;
+    mx_err err; /* of one that may be sound */
 } bookmark_walk;
 
 static mx_err visit_bookmark(void *arg, int dir, const char *name)
@@ -286,11 +287,17 @@ static mx_err visit_bookmark(void *arg, int dir, const char *name)
     bookmark_walk *w = arg;
     mx_hash256 own;
     mx_bookmark b;
+    mx_errbuf eb, why;
     const mx_cold_trust *t = &w->model->trust;
-    if (!w->is_over && mx_visit_is_named(name, ".bookmark", &own)
-        && mx_bookmark_read(t->ops, dir, &own, t->key, t->needs_tag, &b, NULL) == MX_OK)
-    {
+    if (w->is_over || !mx_visit_is_named(name, ".bookmark", &own)) {
+        return MX_OK;
+    }
+    mx_err err = mx_bookmark_read(t->ops, dir, &own, t->key, t->needs_tag, &b, &eb);
+    if (err == MX_OK) {
         w->is_over = !w->fn(w->arg, w->model->name, &b);
+    } else if (err == MX_E_IO || err == MX_E_NOMEM) {
+        w->err = mx_fail(&why, err, "the bookmark %.16s... cannot be read: %s", name, eb.text);
+        note_why(t, &why);
     }
     return MX_OK;
 }
@@ -298,5 +305,6 @@ static mx_err visit_bookmark(void *arg, int dir, const char *name)
 mx_err mx_visit_bookmarks(const mx_visit_model *m, mx_cold_bookmark_fn *fn, void *arg)
 {
     bookmark_walk w = {.fn = fn, .arg = arg, .model = m};
-    return mx_visit_names(&m->trust, m->fd, "sessions", visit_bookmark, &w);
+    mx_err err = mx_visit_names(&m->trust, m->fd, "sessions", visit_bookmark, &w);
+    return err != MX_OK ? err : w.err;
 }

@@ -45,7 +45,8 @@ mx_err mx_visit_models(const mx_visit *o, const char *only, mx_visit_model_fn *f
 typedef mx_err mx_visit_name_fn(void *arg, int dir, const char *name);
 mx_err mx_visit_names(const mx_cold_trust *t, int parent, const char *folder, mx_visit_name_fn *fn,
                       void *arg);
-/* Each sound bookmark of that model, until fn says false. */
+/* Each sound bookmark of that model, until fn says false. MX_E_IO, MX_E_NOMEM: one cannot be read; the others
+ * were shown all the same. */
 mx_err mx_visit_bookmarks(const mx_visit_model *m, mx_cold_bookmark_fn *fn, void *arg);
 
 /* Is the name an identity with that suffix? */
