@@ -372,6 +372,22 @@ static bool is_alive(int fd)
     return fd >= 0 && fstat(fd, &st) == 0 && st.st_nlink > 0;
 }
 
+bool mx_cold_has_marker(int top_fd)
+{
+    char text[sizeof MX_COLD_MARKER_LINE] = {0};
+    int fd = openat(top_fd, MX_COLD_MARKER_NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+    bool has = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
+               && pread(fd, text, sizeof text, 0) == (ssize_t)sizeof text
+               && memcmp(text, MX_COLD_MARKER_LINE "\n", sizeof text) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return has;
+}
+
+/* One that is damaged is written anew: without it nobody could list, check or remove what lies here. What
+ * cannot be written over, a folder, is no reason to do without the cache. */
 static mx_err write_marker(mx_cold_folder *f, mx_errbuf *eb)
 {
     static const char text[] =
@@ -380,8 +396,15 @@ static mx_err write_marker(mx_cold_folder *f, mx_errbuf *eb)
         "not be computed again. The conversations can be read from it. `mtplx cache rm --all`\n"
         "removes everything here; the server makes it again.\n";
     struct stat st;
-    if (fstatat(f->top_fd, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+    if (mx_cold_has_marker(f->top_fd)) {
         return MX_OK;
+    }
+    if (fstatat(f->top_fd, MX_COLD_MARKER_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0
+        && (S_ISDIR(st.st_mode)
+            || (S_ISREG(st.st_mode)
+                && faccessat(f->top_fd, MX_COLD_MARKER_NAME, R_OK, AT_EACCESS) != 0)))
+    {
+        return MX_OK; /* or another user's, in a folder that is shared */
     }
     struct iovec iov = {(void *)(uintptr_t)text, sizeof text - 1};
     return mx_cold_write_file(f, f->top_fd, MX_COLD_MARKER_NAME, &iov, 1, eb);

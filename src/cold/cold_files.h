@@ -54,6 +54,9 @@ mx_err mx_cold_folder_ready(mx_cold_folder *f, bool create, mx_errbuf *eb);
  * marker does it become ours. */
 mx_err mx_cold_folder_top(mx_cold_folder *f, bool with_marker, mx_errbuf *eb);
 
+/* Is the marker in that folder, as it has to be? */
+bool mx_cold_has_marker(int top_fd);
+
 /* Opens (create: makes) a folder below; O_NOFOLLOW, ours, not writable by others. -1 sets *err. */
 int mx_cold_open_dir(const mx_cold_fileops *ops, int parent, const char *name, bool create,
                      mx_err *err, mx_errbuf *eb);

@@ -26,20 +26,6 @@ void mx_visit_close(mx_visit *o)
     }
 }
 
-static bool has_marker(int top)
-{
-    char text[sizeof MX_COLD_MARKER_LINE] = {0};
-    int fd = openat(top, MX_COLD_MARKER_NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-    bool has = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
-               && pread(fd, text, sizeof text, 0) == (ssize_t)sizeof text
-               && memcmp(text, MX_COLD_MARKER_LINE "\n", sizeof text) == 0;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return has;
-}
-
 /* What lies in the folder beside the key, the marker and its draft: nothing, v1 alone, or other names.
  * One listing, since all of them may come and go between two questions. */
 typedef enum top_content { TOP_NEW, TOP_V1, TOP_OTHER } top_content;
@@ -72,7 +58,7 @@ mx_err mx_visit_check_marker(const mx_cold_fileops *ops, int top, const char *di
 {
     enum { STEP_US = 1000, WAIT_US = 1000000 };
     const uint64_t until = mx_now_us() + WAIT_US;
-    while (!has_marker(top)) {
+    while (!mx_cold_has_marker(top)) {
         const top_content has = look_at_top(ops, top);
         if (has == TOP_NEW) {
             return MX_E_NOT_FOUND;
@@ -80,8 +66,8 @@ mx_err mx_visit_check_marker(const mx_cold_fileops *ops, int top, const char *di
         /* A server that begins anew beside `cache rm --all` makes v1, sees that the marker has gone and
          * writes it. */
         if (has == TOP_OTHER || mx_now_us() >= until) {
-            return mx_fail(eb, MX_E_INVALID, "%s has no file %s, so it does not look like a session cache "
-                           "and is left alone", dir, MX_COLD_MARKER_NAME);
+            return mx_fail(eb, MX_E_INVALID, "%s has no file %s (or not as a server writes it), so it does not "
+                           "look like a session cache and is left alone", dir, MX_COLD_MARKER_NAME);
         }
         usleep(STEP_US);
     }

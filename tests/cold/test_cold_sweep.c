@@ -717,14 +717,21 @@ static void test_marker_comes_back(void **arg)
 {
     state *s = *arg;
     uint64_t n_files, n_bytes;
-    char path[400];
+    char path[400], command[900];
+    static const char *const harms[] = {"rm -f", "truncate -s 0", "sed -i s/session/sessiom/", "ln -sf /dev/zero",
+                                        "rm -f $F; mkfifo"};
     mx_errbuf eb = {""};
     mx_cold *c = help_open(&s->cfg);
     talk_make(&s->talk, &s->root, 1, 0, 300);
     assert_int_equal(help_write_page(c, &s->talk, 0), MX_OK);
     snprintf(path, sizeof path, "%s/" MX_COLD_MARKER_NAME, s->dir);
-    assert_int_equal(unlink(path), 0);
-    assert_int_equal(help_write_page(c, &s->talk, 1), MX_OK);
+    for (size_t i = 0; i < MX_COUNT(harms); i++) {
+        snprintf(command, sizeof command, "F='%s'; %s \"$F\"", path, harms[i]);
+        assert_int_equal(system(command), 0);
+        assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb), MX_E_INVALID);
+        assert_int_equal(help_write_page(c, &s->talk, 1 + i % 2), MX_OK);
+        assert_int_equal(mx_cold_list(s->dir, NULL, NULL, NULL, NULL, &eb), MX_OK);
+    }
     assert_int_equal(mx_cold_remove_all(s->dir, NULL, &n_files, &n_bytes, &eb), MX_OK);
     assert_true(n_files >= 2);
     mx_cold_close(c);
