@@ -219,6 +219,7 @@ static void end_while_writing(rig *g, uint64_t flush_us, char text[8192])
     answer a;
     char path[300];
     make_prompt(&p, 91);
+    g->cfg.cold_tuning.stop_us = 60 * 1000000; /* a slow write is none that hangs */
     rig_start(g);
     atomic_store(&slow_write_us, 100000);
     ask_and_wait(g, &p.q, &a);
