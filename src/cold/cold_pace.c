@@ -4,7 +4,7 @@
  * its page cache. The compute threads have all cores, and each pass waits for the slowest of them, so
  * decoding is later by each of those milliseconds. What has to be done will be done; but right behind a
  * prompt, whose last chunk is written while the first words of the answer are awaited, doing it at once
- * took 5 % of the time of 128 tokens (docs/decisions/0018-writer-pace.md).
+ * took 5 % of the time of 128 tokens (docs/decisions/0019-writer-pace.md).
  *
  * So the writer's CPU time is spread: it rests after each job until that was one hundredth of the time
  * since it began. Where that is not enough to get done, the work is spread evenly over what is left
