@@ -319,13 +319,13 @@ MX_UNUSED static void take_output(asking *a, mx_output *o, answer *out)
     memcpy(out->error_text, o->error_text, sizeof out->error_text);
 }
 
-/* Reads until the end; frees the asking. A minute without a sign of life fails the test; ten in an
+/* Reads until the end; frees the asking. Five minutes without a sign of life fail the test; ten in an
  * emulator, where reading a long prompt takes that long. */
 MX_UNUSED static void await(asking *a, answer *out)
 {
     *out = (answer){0};
     mx_output o = {0};
-    const int limit_s = getenv("MTPLX_TEST_TINY") != NULL ? 600 : 60;
+    const int limit_s = getenv("MTPLX_TEST_TINY") != NULL ? 600 : 300;
     while (out->finish == MX_FINISH_NONE) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
