@@ -860,7 +860,7 @@ static void test_hanging_folder_blocks_nobody(void **arg)
                         .page_id = t.ids[0]};
     second = job;
     pthread_mutex_lock(&gate);
-    size_t n_threads = mx_test_n_threads();
+    size_t n_threads = mx_test_n_threads_before();
     stuck = help_open(&s->cfg);
     uint64_t start = now_us();
     assert_int_equal(mx_cold_submit(stuck, &job), MX_OK);

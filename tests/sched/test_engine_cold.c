@@ -177,7 +177,7 @@ static void child_leaves_a_hanging_folder(void)
 {
     rig g;
     open_rig(&g, 0);
-    size_t n_threads = mx_test_n_threads();
+    size_t n_threads = mx_test_n_threads_before();
     rig_start(&g);
     pthread_mutex_lock(&tap);
     atomic_store(&is_sync_tapped, true);
