@@ -801,10 +801,10 @@ static void test_session_of_1970_has_not_expired(void **arg)
     assert_true(mx_cold_sweep(c, 20000000));
     assert_int_equal(help_count(s->root_dir, ".bookmark"), 1);
     assert_int_equal(help_read_talk(c, &s->talk, 200), 200);
+    mx_cold_close(c); /* the reader says behind its answer what it has used */
     help_age_all(s, "", 10 * DAY_S);
-    assert_true(mx_cold_sweep(c, 20000000));
+    sweep(s);
     assert_int_equal(help_count(s->root_dir, ".bookmark"), 0);
-    mx_cold_close(c);
 }
 
 int main(void)
