@@ -61,6 +61,21 @@ build() { # name folder cmake-arguments...
     return 1
 }
 
+# Of each test that failed what was wrong and the end of what it said, without the parts that passed.
+show_failed() { # ctest's log
+    awk -v most=40 '
+        function show(i) {
+            for (i = 0; i < n; i++)
+                if (i >= n - most || line[i] ~ /^\[ +(ERROR|LINE) +\]|WARNING: ThreadSanitizer|runtime error:/) print line[i]
+            n = is_in = 0
+        }
+        BEGIN { n = is_in = 0 }
+        /^ *(Start +[0-9]+:|[0-9]+\/[0-9]+ Test +#)|% tests passed,/ { show() }
+        /\*\*\*(Failed|Exception|Timeout)|\(Not Run\)/ { print; is_in = 1; next }
+        is_in && !/^\[ (RUN      |      OK )\]/ { line[n++] = $0 }
+        END { show() }' "$1"
+}
+
 run_ctest() { # name folder ctest-arguments...
     local name=$1 dir=$2 report=$PWD/$out/ctest-${2#build-}.xml
     shift 2
@@ -71,7 +86,7 @@ run_ctest() { # name folder ctest-arguments...
     setarch -R ctest --test-dir "$dir" -j "$jobs" --timeout 900 --output-junit "$report" \
         --test-output-size-passed 4000000 --test-output-size-failed 4000000 --output-on-failure \
         "$@" >"$dir/ctest.log" 2>&1 ||
-        grep -E -A40 '\*\*\*(Failed|Exception|Timeout)|\(Not Run\)' "$dir/ctest.log" | head -n 150
+        show_failed "$dir/ctest.log" | head -n 200
     count "$name" "$report"
 }
 

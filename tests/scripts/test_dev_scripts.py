@@ -208,3 +208,21 @@ def test_sysroot_that_fails_is_not_there(tmp_path, bad):
     done = sysroot(path, folder)
     assert done.returncode == 1 and "no arm64 libraries" in done.stderr
     assert not folder.exists()
+
+
+def test_what_failed_is_shown_to_its_end(tmp_path):
+    log = tmp_path / "ctest.log"
+    parts = "".join(f"[ RUN      ] part_{i}\n[       OK ] part_{i}\n" for i in range(50))
+    log.write_text("1/2 Test #1: kv/test_a ....   Passed    0.1 sec\nnot shown\n"
+                   "      Start  2: kv/test_b\n"
+                   "2/2 Test #2: kv/test_b ....***Failed    0.2 sec\n"
+                   + parts + "[  ERROR   ] --- 1 != 2\n" + "chatter\n" * 100 + "its last words\n"
+                   "50% tests passed, 1 tests failed out of 2\nthe summary\n")
+    done = subprocess.run(
+        ["bash", "-c", f"eval \"$(sed -n '/^show_failed()/,/^}}/p' {ROOT}/scripts/run-tests.sh)\"; show_failed {log}"],
+        text=True, capture_output=True, timeout=60, stdin=subprocess.DEVNULL, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("2/2 Test #2")
+    assert lines[1] == "[  ERROR   ] --- 1 != 2"
+    assert lines[-1] == "its last words"
+    assert lines.count("chatter") == 39 and len(lines) == 42
