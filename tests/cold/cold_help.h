@@ -17,10 +17,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -491,6 +493,17 @@ HELP size_t help_read_talk(mx_cold *c, const talk *t, size_t n)
 }
 
 /* ---- what most tests begin with -------------------------------------------------------------- */
+
+/* A disk with as much room as the test says. */
+MX_UNUSED static _Atomic uint64_t help_bytes_free;
+
+HELP int help_statvfs(int fd, struct statvfs *out)
+{
+    int rc = fstatvfs(fd, out);
+    out->f_frsize = 1;
+    out->f_bavail = atomic_load(&help_bytes_free);
+    return rc;
+}
 
 /* A folder and its settings; the folder of the root within it; conversations for the test to make. */
 typedef struct help_bed {
